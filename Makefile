@@ -1,0 +1,50 @@
+# make train   install into .venv, then run the main job on this machine
+# make test    install into .venv, then run the tests
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+BENCH_INSTALLED := .venv/.installed-bench
+
+.PHONY: train test check format bench sanitize clean
+
+train: $(INSTALLED)
+	$(BIN)/planaria train
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(BENCH_INSTALLED)
+	$(BIN)/python -m benchmarks.kernels
+
+# The kernel tests again, in a native module built with AddressSanitizer and UBSan.
+sanitize: $(INSTALLED)
+	$(BIN)/pip install -q --no-deps --upgrade --target build/sanitized \
+	    -C cmake.define.PLANARIA_SANITIZE=ON -C build-dir=build/sanitize .
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitized \
+	    $(BIN)/python -m pytest -p no:cacheprovider -m "not torch" \
+	    tests/test_kernels.py tests/test_arguments.py tests/test_codes.py
+
+# Native code is built by the install, so a change to it installs again; Python code is used in
+# place.
+$(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	touch $@
+
+$(BENCH_INSTALLED): $(INSTALLED)
+	$(BIN)/pip install -q -c constraints.txt -e ".[bench]"
+	-$(BIN)/pip install -q --no-deps fbgemm-gpu-cpu==1.8.0
+	touch $@
+
+clean:
+	rm -rf .venv build

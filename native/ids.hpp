@@ -1,0 +1,65 @@
+// What is done with ids before records are touched: checking, dedup, partition. One thread, no
+// SIMD levels: these are bound by dependent memory accesses.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+namespace planaria {
+
+// Becomes planaria.errors.ArgumentError and RowError in Python.
+struct ArgumentError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+struct RowError : ArgumentError {
+    using ArgumentError::ArgumentError;
+};
+
+// Throws unless every index is in [0, limit).
+void check_range(const int64_t* index, size_t n, size_t limit, const char* what);
+// Throws if an index, each below limit, stands twice.
+void check_distinct(const int64_t* index, size_t n, size_t limit, const char* what);
+
+// Numbers the distinct ids in first-seen order: unique[inverse[i]] == ids[i]. Returns their count.
+// Several parts can be numbered one after the other.
+class Dedup {
+  public:
+    explicit Dedup(size_t capacity);
+    // unique has room for all ids; inverse[i] is written for each of these n ids.
+    void add(const int64_t* ids, size_t n, int64_t* unique, int64_t* inverse);
+    size_t count() const { return count_; }
+
+  private:
+    std::vector<int32_t> table_;  // number of the id in this bucket, or -1
+    int shift_;
+    size_t count_ = 0;
+};
+
+// Finds which rows of `index`, all distinct, a query names.
+class RowFinder {
+  public:
+    RowFinder(const int64_t* index, size_t n);
+    // Position in `index`, or -1.
+    int64_t find(int64_t row) const;
+
+  private:
+    const int64_t* index_;
+    std::vector<int32_t> table_;
+    int shift_;
+};
+
+// Where an arena's rows live: the arithmetic of planaria.layout on plain numbers.
+struct Places {
+    int64_t rows, k, groups, slots, n_places;
+    const int32_t* place;   // [groups, k]
+    const int32_t* region;  // [groups, k]
+};
+
+// Sorts rows by place, keeping their order within a place. order[j] is the position in `rows` of
+// the j-th, index[j] its record number on its place; counts[p] of them are on place p.
+void partition(const Places& places, const int64_t* rows, size_t n, int64_t* order,
+               int64_t* index, int64_t* counts);
+
+}  // namespace planaria

@@ -1,0 +1,105 @@
+// The kernels that exist once per SIMD level, as one table of function pointers.
+//
+// Every kernel works on the part [begin, end) of its rows or bytes, so that the pool can split a
+// call over threads. No kernel allocates, checks or throws: module.cpp has checked all arguments
+// before the first byte is written. Results do not depend on the level nor on how the work is
+// split: each output element is computed by one thread in one fixed order of operations, and
+// nothing is compiled with floating-point contraction.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace planaria {
+
+enum class OptimizerKind : int { sgd = 0, momentum, adagrad, rowwise_adagrad, adam };
+
+// Scalars as the user gave them; each kernel rounds them to float where torch does.
+struct Optimizer {
+    OptimizerKind kind;
+    double lr, weight_decay, eps, beta1, beta2;  // momentum's factor is beta1
+};
+
+enum class Distribution : int { zeros = 0, uniform, normal };
+
+// One table's share of an arena: rows [first_row, next table's first_row) of the arena.
+struct TableInit {
+    int64_t first_row;
+    Distribution distribution;
+    float low_or_mean, high_or_std;
+};
+
+struct Init {
+    uint64_t seed;
+    const TableInit* tables;  // [n_tables], ascending first_row; tables[0].first_row == 0
+    const int64_t* table_ids;  // [n_tables], what the random numbers depend on
+    size_t n_tables;
+    int64_t rows;        // rows of the arena; a row outside [0, rows) becomes all zeros
+    const uint32_t* state;  // [words - dim], initial optimizer state
+    size_t dim, words;
+};
+
+enum class Pooling : int { sum = 0, mean, weighted };
+
+struct Bags {
+    const int64_t* index;    // [n_ids]
+    const int64_t* offsets;  // [n_bags + 1], first 0, last n_ids
+    const float* weights;    // [n_ids], only where pooling is weighted
+    size_t n_ids, n_bags;
+    Pooling pooling;
+};
+
+struct KernelTable {
+    const char* name;
+
+    // out[i, :width] = records[index[i], :width]
+    void (*gather)(const uint32_t* records, size_t words, const int64_t* index, uint32_t* out,
+                   size_t width, size_t begin, size_t end);
+    // records[index[i]] = values[i]; index holds no row twice
+    void (*scatter)(uint32_t* records, size_t words, const int64_t* index,
+                    const uint32_t* values, size_t begin, size_t end);
+    // records[index[i]] ^= coef[i] * delta[i] over GF(2^8); coef == nullptr means all ones
+    void (*mul_add)(uint32_t* records, size_t words, const int64_t* index, const uint8_t* coef,
+                    const uint32_t* delta, size_t begin, size_t end);
+    // target ^= c * source, `count` bytes
+    void (*mul_add_bytes)(uint8_t* target, const uint8_t* source, uint8_t c, size_t count);
+    // out[j] = sum over i of coef[j * k + i] * in[i], bytes [begin, end) of each; n_out <= 4
+    void (*combine)(const uint8_t* const* in, size_t k, uint8_t* const* out, size_t n_out,
+                    const uint8_t* coef, size_t begin, size_t end);
+    // one optimizer step on each record; delta[i] = old XOR new
+    void (*update)(const Optimizer& optimizer, uint32_t* records, size_t words, size_t dim,
+                   const int64_t* index, const float* grads, uint32_t* delta, size_t begin,
+                   size_t end);
+    // out[i] = the initial record of arena row rows[i]
+    void (*init)(const Init& init, const int64_t* rows, uint32_t* out, size_t begin, size_t end);
+    // two sums, mod 2^64, of hashes of (key, record); a record whose key is ~0 is passed over
+    void (*digest)(const uint32_t* records, size_t words, const uint64_t* keys, uint64_t sums[2],
+                   size_t begin, size_t end);
+    // out[bag] = pooled values[index[i]] over the bag's ids, in order
+    void (*pool)(const float* values, size_t dim, const Bags& bags, float* out,
+                 size_t prefetch_rows, size_t begin, size_t end);
+    // out[u] = sum in order of the gradients of all ids with index[i] == u, for u in [begin, end)
+    void (*pool_backward)(const float* grads, size_t dim, const Bags& bags, float* out,
+                          size_t begin, size_t end);
+    // out[i] = dot(grads[bag of i], values[index[i]]): the gradient of a weighted bag's weights
+    void (*weight_backward)(const float* grads, const float* values, size_t dim, const Bags& bags,
+                            float* out, size_t begin, size_t end);
+    // out[u] = sum in order of all gradients i with inverse[i] == u, for u in [begin, end); the
+    // gradients lie in n_parts arrays, one behind the other in `inverse`
+    void (*sum_rows)(const float* const* parts, const size_t* part_rows, size_t n_parts,
+                     const int64_t* inverse, size_t dim, float* out, size_t begin, size_t end);
+};
+
+extern const KernelTable portable_kernels;
+#ifdef PLANARIA_X86
+extern const KernelTable avx2_kernels;
+extern const KernelTable gfni_kernels;
+#endif
+
+// The table in use: the best that this CPU runs, or what PLANARIA_SIMD names.
+const KernelTable& kernels();
+// Returns false when this CPU (or this build) lacks the level.
+bool select_level(const char* name);
+bool level_supported(const char* name);
+
+}  // namespace planaria

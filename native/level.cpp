@@ -1,0 +1,26 @@
+// Compiled once per SIMD level, each time with that level's compiler flags. Everything but the
+// table has internal linkage: an inline function shared with another level could be linked in the
+// version that the CPU at hand cannot run. For the same reason no standard template is used here.
+#include "kernels.hpp"
+#include "digest.hpp"
+#include "pooling.hpp"
+
+namespace planaria {
+
+const KernelTable PLANARIA_LEVEL_TABLE = {
+    PLANARIA_LEVEL_NAME,
+    gather,
+    scatter,
+    mul_add,
+    mul_add_bytes,
+    combine,
+    update,
+    init,
+    digest,
+    pool,
+    pool_backward,
+    weight_backward,
+    sum_rows,
+};
+
+}  // namespace planaria

@@ -1,0 +1,198 @@
+// The optimizers, each fused with gather, scatter and delta: a record is read once and written
+// once. The order of operations is that of torch.optim's single-tensor code; the NumPy twin
+// (planaria/kernels/twin.py) repeats it operation by operation.
+//
+// A record is [weights: dim][state], where state is
+//     sgd: nothing   momentum: buffer[dim]   adagrad: sum[dim]   rowwise_adagrad: sum[1]
+//     adam: mean[dim], square[dim], step[1] (an unsigned integer)
+#pragma once
+
+#include "rows.hpp"
+
+namespace planaria {
+namespace {
+
+inline float as_float(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline uint32_t as_bits(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    return bits;
+}
+
+// Sixteen running sums, folded in halves: the same additions at every SIMD level.
+constexpr size_t lanes = 16;
+
+inline float fold(float* sums) {
+    for (size_t half = lanes / 2; half; half /= 2)
+        for (size_t l = 0; l < half; ++l) sums[l] += sums[l + half];
+    return sums[0];
+}
+
+// x ** n by squaring. Multiplications only, so that every machine gets the same bits; libm's pow
+// differs between versions.
+inline double power(double x, uint32_t n) {
+    double result = 1.0;
+    for (; n; n >>= 1) {
+        if (n & 1) result *= x;
+        x *= x;
+    }
+    return result;
+}
+
+// Writes a word of the record and its delta.
+inline void put(uint32_t* record, uint32_t* delta, size_t at, uint32_t bits) {
+    delta[at] = record[at] ^ bits;
+    record[at] = bits;
+}
+
+struct Scalars {
+    float minus_lr, weight_decay, eps, beta1, beta2;
+    float one_minus_beta1, one_minus_beta2;
+    double lr, beta1_exact, beta2_exact;
+    explicit Scalars(const Optimizer& o)
+        : minus_lr(static_cast<float>(-o.lr)),
+          weight_decay(static_cast<float>(o.weight_decay)),
+          eps(static_cast<float>(o.eps)),
+          beta1(static_cast<float>(o.beta1)),
+          beta2(static_cast<float>(o.beta2)),
+          one_minus_beta1(static_cast<float>(1 - o.beta1)),
+          one_minus_beta2(static_cast<float>(1 - o.beta2)),
+          lr(o.lr),
+          beta1_exact(o.beta1),
+          beta2_exact(o.beta2) {}
+};
+
+template <bool decay>
+inline float gradient(const Scalars& s, const float* grad, const uint32_t* record, size_t d) {
+    return decay ? grad[d] + s.weight_decay * as_float(record[d]) : grad[d];
+}
+
+template <bool decay>
+struct Sgd {
+    static void step(const Scalars& s, uint32_t* __restrict record, size_t dim,
+                     const float* __restrict grad, uint32_t* __restrict delta) {
+        for (size_t d = 0; d < dim; ++d) {
+            const float g = gradient<decay>(s, grad, record, d);
+            put(record, delta, d, as_bits(as_float(record[d]) + s.minus_lr * g));
+        }
+    }
+};
+
+template <bool decay>
+struct Momentum {
+    static void step(const Scalars& s, uint32_t* __restrict record, size_t dim,
+                     const float* __restrict grad, uint32_t* __restrict delta) {
+        for (size_t d = 0; d < dim; ++d) {
+            const float g = gradient<decay>(s, grad, record, d);
+            const float buffer = as_float(record[dim + d]) * s.beta1 + g;
+            put(record, delta, dim + d, as_bits(buffer));
+            put(record, delta, d, as_bits(as_float(record[d]) + s.minus_lr * buffer));
+        }
+    }
+};
+
+template <bool decay>
+struct Adagrad {
+    static void step(const Scalars& s, uint32_t* __restrict record, size_t dim,
+                     const float* __restrict grad, uint32_t* __restrict delta) {
+        for (size_t d = 0; d < dim; ++d) {
+            const float g = gradient<decay>(s, grad, record, d);
+            const float sum = as_float(record[dim + d]) + g * g;
+            const float change = s.minus_lr * g / (__builtin_sqrtf(sum) + s.eps);
+            put(record, delta, dim + d, as_bits(sum));
+            put(record, delta, d, as_bits(as_float(record[d]) + change));
+        }
+    }
+};
+
+template <bool decay>
+struct RowwiseAdagrad {
+    static void step(const Scalars& s, uint32_t* __restrict record, size_t dim,
+                     const float* __restrict grad, uint32_t* __restrict delta) {
+        float sums[lanes] = {};
+        size_t d = 0;
+        for (; d + lanes <= dim; d += lanes)
+            for (size_t l = 0; l < lanes; ++l) {
+                const float g = gradient<decay>(s, grad + d, record + d, l);
+                sums[l] += g * g;
+            }
+        for (size_t l = 0; d + l < dim; ++l) {
+            const float g = gradient<decay>(s, grad + d, record + d, l);
+            sums[l] += g * g;
+        }
+        const float sum = as_float(record[dim]) + fold(sums) / static_cast<float>(dim);
+        const float factor = s.minus_lr / (__builtin_sqrtf(sum) + s.eps);
+        for (d = 0; d < dim; ++d) {
+            const float g = gradient<decay>(s, grad, record, d);
+            put(record, delta, d, as_bits(as_float(record[d]) + factor * g));
+        }
+        put(record, delta, dim, as_bits(sum));
+    }
+};
+
+template <bool decay>
+struct Adam {
+    static void step(const Scalars& s, uint32_t* __restrict record, size_t dim,
+                     const float* __restrict grad, uint32_t* __restrict delta) {
+        const uint32_t t = record[3 * dim] + 1;
+        const float minus_step_size =
+            static_cast<float>(-(s.lr / (1.0 - power(s.beta1_exact, t))));
+        const float correction =
+            static_cast<float>(__builtin_sqrt(1.0 - power(s.beta2_exact, t)));
+        for (size_t d = 0; d < dim; ++d) {
+            const float g = gradient<decay>(s, grad, record, d);
+            const float old_mean = as_float(record[dim + d]);
+            const float mean = old_mean + s.one_minus_beta1 * (g - old_mean);
+            const float square =
+                as_float(record[2 * dim + d]) * s.beta2 + s.one_minus_beta2 * g * g;
+            const float change = minus_step_size * mean / (__builtin_sqrtf(square) / correction + s.eps);
+            put(record, delta, dim + d, as_bits(mean));
+            put(record, delta, 2 * dim + d, as_bits(square));
+            put(record, delta, d, as_bits(as_float(record[d]) + change));
+        }
+        put(record, delta, 3 * dim, t);
+    }
+};
+
+template <class Rule>
+void update_rows(const Optimizer& optimizer, uint32_t* records, size_t words, size_t dim,
+                 const int64_t* index, const float* grads, uint32_t* delta, size_t begin,
+                 size_t end) {
+    const Scalars scalars(optimizer);
+    for (size_t i = begin; i < end; ++i) {
+        if (i + rows_ahead < end) prefetch<1>(records + index[i + rows_ahead] * words, words * 4);
+        Rule::step(scalars, records + index[i] * words, dim, grads + i * dim, delta + i * words);
+    }
+}
+
+template <template <bool> class Rule>
+void update_by(const Optimizer& optimizer, uint32_t* records, size_t words, size_t dim,
+               const int64_t* index, const float* grads, uint32_t* delta, size_t begin,
+               size_t end) {
+    if (optimizer.weight_decay != 0)
+        update_rows<Rule<true>>(optimizer, records, words, dim, index, grads, delta, begin, end);
+    else
+        update_rows<Rule<false>>(optimizer, records, words, dim, index, grads, delta, begin, end);
+}
+
+void update(const Optimizer& optimizer, uint32_t* records, size_t words, size_t dim,
+            const int64_t* index, const float* grads, uint32_t* delta, size_t begin, size_t end) {
+    const auto by = [&] {
+        switch (optimizer.kind) {
+            case OptimizerKind::momentum: return update_by<Momentum>;
+            case OptimizerKind::adagrad: return update_by<Adagrad>;
+            case OptimizerKind::rowwise_adagrad: return update_by<RowwiseAdagrad>;
+            case OptimizerKind::adam: return update_by<Adam>;
+            default: return update_by<Sgd>;
+        }
+    }();
+    by(optimizer, records, words, dim, index, grads, delta, begin, end);
+}
+
+}  // namespace
+}  // namespace planaria

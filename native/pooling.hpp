@@ -1,0 +1,116 @@
+// What a trainer does with rows: pool them over bags, and sum gradients per distinct row.
+//
+// A sum starts with its first term itself, not with zero, and goes on in the order of the ids.
+// Gradient sums need `index` to number rows in first-seen order, as dedup gives it: then the
+// first id of row u is recognised by u being the next new number, without any flags.
+#pragma once
+
+#include "optimizers.hpp"
+
+namespace planaria {
+namespace {
+
+inline void pool_bag(const float* values, size_t dim, const Bags& bags, size_t bag,
+                     float* __restrict out) {
+    const size_t first = static_cast<size_t>(bags.offsets[bag]);
+    const size_t last = static_cast<size_t>(bags.offsets[bag + 1]);
+    if (first == last) {
+        std::memset(out, 0, dim * 4);
+        return;
+    }
+    for (size_t i = first; i < last; ++i) {
+        const float* __restrict row = values + bags.index[i] * dim;
+        if (bags.pooling == Pooling::weighted) {
+            const float weight = bags.weights[i];
+            for (size_t d = 0; d < dim; ++d)
+                out[d] = i == first ? weight * row[d] : out[d] + weight * row[d];
+        } else if (i == first) {
+            std::memcpy(out, row, dim * 4);
+        } else {
+            for (size_t d = 0; d < dim; ++d) out[d] += row[d];
+        }
+    }
+    if (bags.pooling == Pooling::mean && last - first > 1) {
+        const float count = static_cast<float>(last - first);
+        for (size_t d = 0; d < dim; ++d) out[d] /= count;
+    }
+}
+
+void pool(const float* values, size_t dim, const Bags& bags, float* out, size_t prefetch_rows,
+          size_t begin, size_t end) {
+    size_t asked = static_cast<size_t>(bags.offsets[begin]);
+    const size_t n_ids = static_cast<size_t>(bags.offsets[end]);
+    for (size_t bag = begin; bag < end; ++bag) {
+        if (prefetch_rows) {
+            const size_t ahead = static_cast<size_t>(bags.offsets[bag + 1]) + prefetch_rows;
+            for (const size_t upto = ahead < n_ids ? ahead : n_ids; asked < upto; ++asked)
+                prefetch<0>(values + bags.index[asked] * dim, dim * 4);
+        }
+        pool_bag(values, dim, bags, bag, out + bag * dim);
+    }
+}
+
+// Each thread passes over all ids and adds those of its own rows, so no two threads write one row
+// and the order of additions is that of one thread.
+void pool_backward(const float* grads, size_t dim, const Bags& bags, float* out, size_t begin,
+                   size_t end) {
+    size_t next = 0;  // rows seen so far, of all threads' rows
+    for (size_t bag = 0; bag < bags.n_bags; ++bag) {
+        const size_t first = static_cast<size_t>(bags.offsets[bag]);
+        const size_t last = static_cast<size_t>(bags.offsets[bag + 1]);
+        const float* __restrict grad = grads + bag * dim;
+        const float count = static_cast<float>(last - first);
+        for (size_t i = first; i < last; ++i) {
+            const size_t u = static_cast<size_t>(bags.index[i]);
+            const bool is_new = u == next;
+            next += is_new;
+            if (u < begin || u >= end) continue;
+            float* __restrict sum = out + u * dim;
+            if (bags.pooling == Pooling::mean) {
+                for (size_t d = 0; d < dim; ++d)
+                    sum[d] = is_new ? grad[d] / count : sum[d] + grad[d] / count;
+            } else {
+                const float weight = bags.pooling == Pooling::weighted ? bags.weights[i] : 1.0f;
+                for (size_t d = 0; d < dim; ++d)
+                    sum[d] = is_new ? weight * grad[d] : sum[d] + weight * grad[d];
+            }
+        }
+    }
+}
+
+void weight_backward(const float* grads, const float* values, size_t dim, const Bags& bags,
+                     float* out, size_t begin, size_t end) {
+    for (size_t bag = begin; bag < end; ++bag) {
+        const float* grad = grads + bag * dim;
+        for (int64_t i = bags.offsets[bag]; i < bags.offsets[bag + 1]; ++i) {
+            const float* row = values + bags.index[i] * dim;
+            float sums[lanes] = {};
+            size_t d = 0;
+            for (; d + lanes <= dim; d += lanes)
+                for (size_t l = 0; l < lanes; ++l) sums[l] += grad[d + l] * row[d + l];
+            for (size_t l = 0; d + l < dim; ++l) sums[l] += grad[d + l] * row[d + l];
+            out[i] = fold(sums);
+        }
+    }
+}
+
+void sum_rows(const float* const* parts, const size_t* part_rows, size_t n_parts,
+              const int64_t* inverse, size_t dim, float* out, size_t begin, size_t end) {
+    size_t next = 0;
+    for (size_t p = 0; p < n_parts; inverse += part_rows[p], ++p)
+        for (size_t i = 0; i < part_rows[p]; ++i) {
+            const size_t u = static_cast<size_t>(inverse[i]);
+            const bool is_new = u == next;
+            next += is_new;
+            if (u < begin || u >= end) continue;
+            const float* __restrict grad = parts[p] + i * dim;
+            float* __restrict sum = out + u * dim;
+            if (is_new)
+                std::memcpy(sum, grad, dim * 4);
+            else
+                for (size_t d = 0; d < dim; ++d) sum[d] += grad[d];
+        }
+}
+
+}  // namespace
+}  // namespace planaria

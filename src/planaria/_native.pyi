@@ -1,0 +1,85 @@
+"""The native module. Call it through planaria.kernels, which checks the arrays first; what each
+function computes stands in planaria/kernels/twin.py."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planaria.kernels.types import Bytes, Floats, Index, Keys, OptimizerRule, Records
+
+def set_threads(count: int, /) -> None: ...
+def threads() -> int: ...
+def level() -> str: ...
+def level_supported(name: str, /) -> bool: ...
+def select_level(name: str, /) -> bool: ...
+def allocate(rows: int, words: int, huge: bool) -> Records: ...
+def gather(records: Records, index: Index, out: Records, /) -> None: ...
+def scatter(records: Records, index: Index, values: Records, /) -> None: ...
+def mul_add(records: Records, index: Index, coef: Bytes | None, delta: Records) -> None: ...
+def mul_add_bytes(target: Bytes, coef: int, delta: Bytes, /) -> None: ...
+def undo(
+    values: Records, query: Index, index: Index, coef: Bytes | None, delta: Records
+) -> None: ...
+def combine(
+    inputs: Sequence[Bytes], outputs: Sequence[Bytes], coef: NDArray[np.uint8], /
+) -> None: ...
+def apply(
+    rule: OptimizerRule,
+    records: Records,
+    limit: int,
+    dim: int,
+    indices: Sequence[Index],
+    grads: Sequence[Floats],
+    index_out: Index,
+    delta: Records,
+    /,
+) -> int: ...
+def init_records(
+    seed: int,
+    table_ids: Index,
+    first_rows: Index,
+    distributions: Index,
+    parameters: Floats,
+    rows: int,
+    row: Index,
+    state: NDArray[np.uint32],
+    out: Records,
+    /,
+) -> None: ...
+def digest(records: Records, keys: Keys, /) -> tuple[int, int]: ...
+def missing(bitmap: Bytes, index: Index, out: Index, /) -> int: ...
+def mark(bitmap: Bytes, index: Index, /) -> None: ...
+def dedup(ids: Index, unique: Index, inverse: Index, /) -> int: ...
+def partition(
+    rows: Index,
+    arena_rows: int,
+    place: NDArray[np.int32],
+    region: NDArray[np.int32],
+    slots: int,
+    order: Index,
+    index: Index,
+    counts: Index,
+    /,
+) -> None: ...
+def gradient_sum(grads: Floats, inverse: Index, out: Floats, /) -> None: ...
+def pool(
+    values: Floats,
+    index: Index,
+    offsets: Index,
+    weights: Floats | None,
+    pooling: int,
+    prefetch_rows: int,
+    out: Floats,
+) -> None: ...
+def pool_backward(
+    grads: Floats,
+    inverse: Index,
+    offsets: Index,
+    weights: Floats | None,
+    pooling: int,
+    out: Floats,
+) -> None: ...
+def weight_backward(
+    grads: Floats, values: Floats, index: Index, offsets: Index, out: Floats, /
+) -> None: ...

@@ -1,0 +1,5 @@
+"""Erasure codes over raw bytes: XOR for one parity, Reed-Solomon over GF(2^8) for up to four."""
+
+from planaria.codes.code import COEFFICIENTS, MAX_K, MAX_R, Code
+
+__all__ = ["COEFFICIENTS", "MAX_K", "MAX_R", "Code"]

@@ -1,0 +1,59 @@
+"""Every error that Planaria raises on purpose.
+
+    PlanariaError
+    ├── LayoutError        servers, k, r, rows or fault domains do not fit together
+    ├── CodeError          an erasure code was asked for something it cannot do
+    ├── ArgumentError      an array has the wrong shape, dtype or memory layout
+    │   └── RowError       a row or record number is out of range, or stands twice where it may not
+    └── StoreError         a server's store cannot do what was asked of it
+        ├── StepError      a step arrived out of order
+        ├── HistoryGone    a read reaches further back than the history does
+        └── InvalidRecord  a record was needed before it was rebuilt
+
+Each message says what happened and what to do next. All but the last two mean that nothing was
+written: arguments are checked before the first byte changes.
+"""
+
+
+class PlanariaError(Exception):
+    """Root of the tree; catch it to catch everything that Planaria raises on purpose."""
+
+
+class LayoutError(PlanariaError, ValueError):
+    """Servers, k, r, rows or fault domains do not fit together."""
+
+
+class CodeError(PlanariaError, ValueError):
+    """An erasure code was asked for something that it cannot do."""
+
+
+class ArgumentError(PlanariaError, ValueError):
+    """An array or number has the wrong shape, dtype, memory layout or range."""
+
+
+class RowError(ArgumentError):
+    """A row or record number is out of range, or stands twice where it may stand once."""
+
+
+class StoreError(PlanariaError):
+    """A server's store cannot do what was asked of it."""
+
+
+class StepError(StoreError):
+    """A step arrived out of order."""
+
+
+class HistoryGone(StoreError):
+    """A read reaches further back than the history does; `oldest` is the oldest step it has."""
+
+    def __init__(self, message: str, oldest: int) -> None:
+        super().__init__(message)
+        self.oldest = oldest
+
+
+class InvalidRecord(StoreError):
+    """A record was needed before it was rebuilt; `indices` are the records to decode first."""
+
+    def __init__(self, message: str, indices: list[int]) -> None:
+        super().__init__(message)
+        self.indices = indices

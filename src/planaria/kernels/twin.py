@@ -1,0 +1,242 @@
+"""The NumPy twin of planaria._native: the same functions with the same arguments and, bit for
+bit, the same results. It is the oracle of the kernel tests, the fallback where no native module
+was built, and the place to read what a kernel computes.
+
+Sums start with their first term and go on in order; `fold` and `power` fix the order of the
+operations that a library would be free to choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planaria.errors import ArgumentError, RowError
+from planaria.kernels.field import PRODUCT
+from planaria.kernels.twin_numbers import digest, fold, init_records, step_records
+from planaria.kernels.types import Bytes, Floats, Index, OptimizerRule, Pooling, Records
+
+__all__ = ["digest", "init_records"]  # the rest of the backend is defined below
+
+
+def check_range(index: Index, limit: int, what: str) -> None:
+    wrong = np.flatnonzero((index < 0) | (index >= limit))
+    if len(wrong):
+        at = int(wrong[0])
+        raise RowError(f"{what}[{at}] is {index[at]}; it must be at least 0 and below {limit}")
+
+
+def check_distinct(index: Index, what: str) -> None:
+    if len(np.unique(index)) < len(index):
+        _, first = np.unique(index, return_index=True)
+        at = int(np.setdiff1d(np.arange(len(index)), first)[0])
+        raise RowError(
+            f"{what}[{at}] is {index[at]}, which stands there already; sum what belongs to one "
+            "row before the call"
+        )
+
+
+def check_first_seen(inverse: Index, rows: int) -> None:
+    # Numbers seen before each place: in first-seen order, no number is above that.
+    highest = np.maximum.accumulate(np.concatenate([np.array([-1], np.int64), inverse]))
+    wrong = np.flatnonzero((inverse < 0) | (inverse > highest[:-1] + 1) | (inverse >= rows))
+    if len(wrong):
+        at = int(wrong[0])
+        raise RowError(
+            f"inverse[{at}] is {inverse[at]}; it must number the rows in first-seen order, as "
+            "dedup gives it"
+        )
+    if highest[-1] + 1 != rows:
+        raise RowError(f"inverse names {highest[-1] + 1} rows, but the result has {rows}")
+
+
+def allocate(rows: int, words: int, huge: bool) -> Records:
+    return np.zeros((rows, words), np.uint32)
+
+
+def gather(records: Records, index: Index, out: Records) -> None:
+    check_range(index, len(records), "index")
+    out[:] = records[index, : out.shape[1]]
+
+
+def scatter(records: Records, index: Index, values: Records) -> None:
+    check_range(index, len(records), "index")
+    check_distinct(index, "index")
+    records[index] = values
+
+
+def _times(coef: Bytes | None, delta: Records) -> Records:
+    if coef is None:
+        return delta
+    product: NDArray[np.uint8] = PRODUCT[coef[:, None], delta.view(np.uint8)]
+    return product.view(np.uint32)
+
+
+def mul_add(records: Records, index: Index, coef: Bytes | None, delta: Records) -> None:
+    check_range(index, len(records), "index")
+    check_distinct(index, "index")
+    records[index] ^= _times(coef, delta)
+
+
+def mul_add_bytes(target: Bytes, coef: int, delta: Bytes) -> None:
+    target ^= PRODUCT[coef][delta]
+
+
+def undo(
+    values: Records, query: Index, index: Index, coef: Bytes | None, delta: Records
+) -> None:
+    order = np.argsort(index, kind="stable")
+    at = np.searchsorted(index, query, sorter=order)
+    found = np.flatnonzero(at < len(index))
+    found = found[index[order[at[found]]] == query[found]]
+    positions = order[at[found]]
+    values[found] ^= _times(None if coef is None else coef[positions], delta[positions])
+
+
+def combine(inputs: Sequence[Bytes], outputs: Sequence[Bytes], coef: NDArray[np.uint8]) -> None:
+    for row, output in zip(coef, outputs, strict=True):
+        output[:] = 0
+        for c, source in zip(row, inputs, strict=True):
+            output ^= PRODUCT[c][source]
+
+
+def apply(
+    rule: OptimizerRule,
+    records: Records,
+    limit: int,
+    dim: int,
+    indices: Sequence[Index],
+    grads: Sequence[Floats],
+    index_out: Index,
+    delta: Records,
+) -> int:
+    for index in indices:
+        check_range(index, limit, "index")
+        check_distinct(index, "index")
+    if not indices:
+        return 0
+    ids = np.concatenate(indices)
+    inverse = np.empty(len(ids), np.int64)
+    distinct = dedup(ids, index_out, inverse)
+    summed = np.empty((distinct, dim), np.float32)
+    gradient_sum(np.concatenate(grads), inverse, summed)
+    rows = index_out[:distinct]
+    old = records[rows]
+    new = step_records(rule, old, dim, summed)
+    delta[:distinct] = old ^ new
+    records[rows] = new
+    return distinct
+
+
+def missing(bitmap: Bytes, index: Index, out: Index) -> int:
+    check_range(index, len(bitmap) * 8, "index")
+    invalid = index[(bitmap[index // 8] >> (index % 8).astype(np.uint8)) & 1 == 0]
+    out[: len(invalid)] = invalid
+    return len(invalid)
+
+
+def mark(bitmap: Bytes, index: Index) -> None:
+    check_range(index, len(bitmap) * 8, "index")
+    np.bitwise_or.at(bitmap, index // 8, np.uint8(1) << (index % 8).astype(np.uint8))
+
+
+def dedup(ids: Index, unique: Index, inverse: Index) -> int:
+    _, first, sorted_inverse = np.unique(ids, return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    unique[: len(order)] = ids[first[order]]
+    inverse[:] = number[sorted_inverse]
+    return len(order)
+
+
+def partition(
+    rows: Index,
+    arena_rows: int,
+    place: NDArray[np.int32],
+    region: NDArray[np.int32],
+    slots: int,
+    order: Index,
+    index: Index,
+    counts: Index,
+) -> None:
+    check_range(rows, arena_rows, "rows")
+    groups, k = place.shape
+    stripe, position = rows // k, rows % k
+    slot, group = stripe // groups, stripe % groups
+    places = place[group, position]
+    order[:] = np.argsort(places, kind="stable")
+    index[:] = (region[group, position].astype(np.int64) * slots + slot)[order]
+    counts[:] = np.bincount(places, minlength=len(counts))
+
+
+def gradient_sum(grads: Floats, inverse: Index, out: Floats) -> None:
+    check_first_seen(inverse, len(out))
+    first = np.zeros(len(inverse), bool)
+    first[np.unique(inverse, return_index=True)[1]] = True
+    out[inverse[first]] = grads[first]
+    np.add.at(out, inverse[~first], grads[~first])
+
+
+def _bag_of_each_id(offsets: Index) -> Index:
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+
+def check_offsets(offsets: Index, ids: int) -> None:
+    if offsets[0] != 0 or offsets[-1] != ids or (np.diff(offsets) < 0).any():
+        raise ArgumentError(
+            "offsets must start with 0, never fall, and end with the number of ids"
+        )
+
+
+def pool(
+    values: Floats,
+    index: Index,
+    offsets: Index,
+    weights: Floats | None,
+    pooling: int,
+    prefetch_rows: int,
+    out: Floats,
+) -> None:
+    check_offsets(offsets, len(index))
+    check_range(index, len(values), "index")
+    out[:] = 0
+    sizes = np.diff(offsets)
+    for nth in range(int(sizes.max(initial=0))):
+        bags = np.flatnonzero(sizes > nth)
+        ids = offsets[bags] + nth
+        term = values[index[ids]]
+        if weights is not None:
+            term = weights[ids, None] * term
+        out[bags] = term if nth == 0 else out[bags] + term
+    if pooling == Pooling.MEAN:
+        several = sizes > 1
+        out[several] /= sizes[several, None].astype(np.float32)
+
+
+def pool_backward(
+    grads: Floats,
+    inverse: Index,
+    offsets: Index,
+    weights: Floats | None,
+    pooling: int,
+    out: Floats,
+) -> None:
+    check_offsets(offsets, len(inverse))
+    bag = _bag_of_each_id(offsets)
+    expanded = grads[bag]
+    if pooling == Pooling.MEAN:
+        expanded = expanded / np.diff(offsets)[bag, None].astype(np.float32)
+    elif weights is not None:
+        expanded = weights[:, None] * expanded
+    gradient_sum(expanded, inverse, out)
+
+
+def weight_backward(
+    grads: Floats, values: Floats, index: Index, offsets: Index, out: Floats
+) -> None:
+    check_offsets(offsets, len(index))
+    check_range(index, len(values), "index")
+    out[:] = fold(grads[_bag_of_each_id(offsets)] * values[index])

@@ -1,0 +1,60 @@
+"""The words that cross the native boundary: array types, optimizer rules, enumerations."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Records: TypeAlias = NDArray[np.uint32]
+"""Records, deltas or values: uint32[n, words]. Bits, not numbers: only optimizers look inside."""
+Index: TypeAlias = NDArray[np.int64]
+"""Record numbers, rows, ids, offsets or counts: int64[n]."""
+Floats: TypeAlias = NDArray[np.float32]
+Bytes: TypeAlias = NDArray[np.uint8]
+Keys: TypeAlias = NDArray[np.uint64]
+
+NO_ROW = np.uint64(0xFFFFFFFFFFFFFFFF)
+"""The key of a record that the digest passes over: padding or parity."""
+
+
+class OptimizerKind(IntEnum):
+    SGD = 0
+    MOMENTUM = 1
+    ADAGRAD = 2
+    ROWWISE_ADAGRAD = 3
+    ADAM = 4
+
+
+class Distribution(IntEnum):
+    ZEROS = 0
+    UNIFORM = 1
+    NORMAL = 2
+
+
+class Pooling(IntEnum):
+    SUM = 0
+    MEAN = 1
+    WEIGHTED = 2
+
+
+class OptimizerRule(NamedTuple):
+    """One optimizer step's numbers. Momentum's factor is beta1."""
+
+    kind: int
+    lr: float
+    weight_decay: float
+    eps: float
+    beta1: float
+    beta2: float
+
+
+class InitTables(NamedTuple):
+    """How the tables of one arena are initialised; one entry per table, ascending first_row."""
+
+    table_ids: Index  # what the random numbers depend on
+    first_rows: Index  # the table's first row in the arena; starts with 0
+    distributions: Index  # Distribution
+    parameters: Floats  # float32[n, 2]: low and high, or mean and std
