@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from planaria import kernels
 from planaria.errors import ArgumentError, CodeError
 from planaria.kernels import field
+from planaria.kernels.checks import array
 from planaria.kernels.types import Bytes
 
 MAX_K = 64
@@ -109,9 +110,7 @@ class Code:
             kernels.combine(inputs, outputs[some], np.ascontiguousarray(rows[some]))
         return dict(zip(wanted, outputs, strict=True))
 
-    def decoding_rows(
-        self, have: tuple[int, ...], wanted: tuple[int, ...]
-    ) -> NDArray[np.uint8]:
+    def decoding_rows(self, have: tuple[int, ...], wanted: tuple[int, ...]) -> NDArray[np.uint8]:
         """uint8[wanted, k]: the wanted shards are these combinations of the shards in `have`."""
         total = self.k + self.r
         for number in (*have, *wanted):
@@ -133,7 +132,7 @@ class Code:
 
 
 def _check_shard(shard: Bytes, length: int) -> None:
-    kernels.array("shard", shard, np.uint8, 1, shape=(length,))
+    array("shard", shard, np.uint8, 1, shape=(length,))
 
 
 @lru_cache(maxsize=4096)

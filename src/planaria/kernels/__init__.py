@@ -169,7 +169,7 @@ def combine(inputs: Sequence[Bytes], outputs: Sequence[Bytes], coef: NDArray[np.
 class Applied(NamedTuple):
     """What one step changed: each record once, in first-seen order over the ranks."""
 
-    index: Index
+    indices: Index
     delta: Records
 
 
@@ -195,10 +195,10 @@ def apply(
         total += len(index)
     if out is None:
         out = Applied(np.empty(total, np.int64), np.empty((total, records.shape[1]), np.uint32))
-    array("out.index", out.index, np.int64, 1, writable=True)
+    array("out.indices", out.indices, np.int64, 1, writable=True)
     array("out.delta", out.delta, np.uint32, 2, writable=True)
     require(
-        len(out.index) >= total and len(out.delta) >= total
+        len(out.indices) >= total and len(out.delta) >= total
         and out.delta.shape[1] == records.shape[1],
         f"out has no room for {total} records of {records.shape[1]} words",
     )  # fmt: skip
@@ -206,7 +206,7 @@ def apply(
     distinct = _backend.apply(
         rule, records, limit, dim, indices, [grads for _, grads in contributions], *out
     )
-    return Applied(out.index[:distinct], out.delta[:distinct])
+    return Applied(out.indices[:distinct], out.delta[:distinct])
 
 
 def init_records(
@@ -278,10 +278,10 @@ def dedup(ids: Index) -> tuple[Index, Index]:
 
 
 class Parts(NamedTuple):
-    """Rows sorted by place. The rows of place p are the p-th run of `order` and `index`."""
+    """Rows sorted by place. The rows of place p are the p-th run of `order` and `indices`."""
 
     order: Index  # position of the row in the argument
-    index: Index  # its record number on its place
+    indices: Index  # its record number on its place
     counts: Index  # rows per place
 
 
@@ -299,7 +299,7 @@ def partition(
     array("region", region, np.int32, 2, shape=place.shape)
     require(place.size > 0, "there are no groups")
     require(
-        0 <= int(place.min()) and int(place.max()) < places,
+        int(place.min()) >= 0 and int(place.max()) < places,
         f"groups name places outside 0 to {places - 1}",
     )
     n = len(rows)

@@ -22,7 +22,7 @@ def _exp_log() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def _products(exp: NDArray[np.uint8], log: NDArray[np.int64]) -> NDArray[np.uint8]:
-    table = exp[log[:, None] + log[None, :]]
+    table: NDArray[np.uint8] = exp[log[:, None] + log[None, :]]
     table[0, :] = table[:, 0] = 0
     return table
 

@@ -84,9 +84,7 @@ def mul_add_bytes(target: Bytes, coef: int, delta: Bytes) -> None:
     target ^= PRODUCT[coef][delta]
 
 
-def undo(
-    values: Records, query: Index, index: Index, coef: Bytes | None, delta: Records
-) -> None:
+def undo(values: Records, query: Index, index: Index, coef: Bytes | None, delta: Records) -> None:
     order = np.argsort(index, kind="stable")
     at = np.searchsorted(index, query, sorter=order)
     found = np.flatnonzero(at < len(index))
@@ -186,9 +184,7 @@ def _bag_of_each_id(offsets: Index) -> Index:
 
 def check_offsets(offsets: Index, ids: int) -> None:
     if offsets[0] != 0 or offsets[-1] != ids or (np.diff(offsets) < 0).any():
-        raise ArgumentError(
-            "offsets must start with 0, never fall, and end with the number of ids"
-        )
+        raise ArgumentError("offsets must start with 0, never fall, and end with the number of ids")
 
 
 def pool(
@@ -213,7 +209,8 @@ def pool(
         out[bags] = term if nth == 0 else out[bags] + term
     if pooling == Pooling.MEAN:
         several = sizes > 1
-        out[several] /= sizes[several, None].astype(np.float32)
+        counts = sizes.astype(np.float32)
+        out[several] = out[several] / counts[several, None]
 
 
 def pool_backward(
@@ -228,7 +225,8 @@ def pool_backward(
     bag = _bag_of_each_id(offsets)
     expanded = grads[bag]
     if pooling == Pooling.MEAN:
-        expanded = expanded / np.diff(offsets)[bag, None].astype(np.float32)
+        sizes = np.diff(offsets).astype(np.float32)
+        expanded = expanded / sizes[bag, None]
     elif weights is not None:
         expanded = weights[:, None] * expanded
     gradient_sum(expanded, inverse, out)

@@ -1,0 +1,171 @@
+"""Choosing the groups of a fresh cluster.
+
+A group is an ordered list of k + r places: positions 0 .. k-1 hold data, k .. k+r-1 parity. Three
+things make a good list of groups: every server holds the same share of data and of parity; the
+mates of a lost server are spread over all survivors, so that they share its rebuild; and what
+owners send to their parity holders is spread as well.
+
+The construction is cyclic. A *base block* is k + r distinct numbers modulo N, and shifting it by
+0 .. N-1 gives N groups in which every server stands exactly once at each position, so balance is
+exact whatever the block is. How often two servers share a group depends only on their difference
+modulo N, so spreading rebuilds means that all differences occur, and about equally often, which a
+greedy choice over N numbers reaches in a millisecond.
+
+The result is part of the format of every checkpoint. There is no randomness and no floating point
+here, and a frozen checksum in the tests keeps it that way.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from planaria.errors import LayoutError
+from planaria.layout.regroup import Domains, GroupArray, regroup
+
+# Every server stands in at least this many groups: a resize moves whole memberships, and the
+# finer they are the more evenly they divide.
+LEAST_GROUPS_PER_SERVER = 64
+
+# Blocks are added until no two servers share more than 6/5 of the average number of groups. That is
+# also how far the busiest survivor of a rebuild is from the average one.
+EVEN_ENOUGH = (6, 5)
+
+_NEVER = np.iinfo(np.int64).max
+
+
+def default_k(servers: int, r: int) -> int:
+    """Data records per stripe when the user names only r: max(1, min(8, servers - r - 1)).
+
+    One server more than a group needs leaves every server out of some groups, which is what spreads
+    a rebuild; 8 bounds the records that are read to rebuild one. Without parity (r = 0) a stripe
+    protects nothing, so it is one record.
+    """
+    if r < 0:
+        raise LayoutError(f"parity is {r}; it must be 0 or more.")
+    if servers < r + 1:
+        raise LayoutError(
+            f"{servers} servers cannot hold 1 data and {r} parity records of a stripe on different "
+            f"servers; start at least {r + 1} servers or lower parity to {max(servers - 1, 0)}."
+        )
+    return 1 if r == 0 else max(1, min(8, servers - r - 1))
+
+
+def choose_groups(servers: int, k: int, r: int, domains: Domains | None = None) -> GroupArray:
+    """The groups of a fresh cluster with places 0 .. servers-1, as int32 [G, k + r].
+
+    `domains[place]` is the fault domain (host, rack) of a place; given, no two members of a group
+    share one, and the load is as even as the domains allow. Equal arguments give equal groups on
+    every machine, for ever.
+    """
+    check_sizes(servers, k, r)
+    groups = _cyclic_groups(servers, k, r)
+    if domains is None:
+        return groups
+    return regroup(groups, k, range(servers), domains)
+
+
+def check_sizes(servers: int, k: int, r: int) -> None:
+    """Raise LayoutError unless k + r different servers can be found among `servers`."""
+    if k < 1 or r < 0:
+        raise LayoutError(f"k is {k} and r is {r}; k must be 1 or more and r 0 or more.")
+    if servers < k + r:
+        raise LayoutError(
+            f"{servers} servers are too few for groups of {k} data + {r} parity = {k + r}; "
+            f"add {k + r - servers} or lower k or parity."
+        )
+
+
+def _cyclic_groups(servers: int, k: int, r: int) -> GroupArray:
+    parity = _ParityChoice(servers, r)
+    blocks = np.stack([parity.last(block) for block in _base_blocks(servers, k + r)])  # [B, k+r]
+    shifts = np.arange(servers)
+    # Block-major, so that any N consecutive groups of one block are balanced: a last slot that is
+    # only partly used still loads all servers alike.
+    groups = (blocks[:, None, :] + shifts[None, :, None]) % servers
+    return groups.reshape(-1, k + r).astype(np.int32)
+
+
+def _base_blocks(servers: int, width: int) -> list[npt.NDArray[np.int64]]:
+    """Blocks of `width` numbers modulo `servers` whose differences are as even as can be."""
+    # used[d] = ordered pairs of one block at distance d, kept twice in a row so that the costs of
+    # all candidates against a member e are the plain window used[N-e : 2N-e].
+    used = np.zeros(2 * servers, dtype=np.int64)
+    windows = np.lib.stride_tricks.sliding_window_view(used, servers)
+    blocks: list[npt.NDArray[np.int64]] = []
+    least = -(-LEAST_GROUPS_PER_SERVER // width)
+    while len(blocks) < least or not _all_covered(used[1:servers], width):
+        blocks.append(_next_block(used, windows, width))
+    most = 2 * len(blocks)
+    while len(blocks) < most and not _even_enough(used[1:servers], len(blocks) * width, width):
+        blocks.append(_next_block(used, windows, width))
+    return blocks
+
+
+def _next_block(
+    used: npt.NDArray[np.int64], windows: npt.NDArray[np.int64], width: int
+) -> npt.NDArray[np.int64]:
+    """One more block, element by element: each time the one at the least used distances.
+
+    The first choice after 0 is a least used distance itself, so an uncovered one if there is any:
+    that is why covering all distances ends.
+    """
+    servers = windows.shape[1]
+    block = np.zeros(width, dtype=np.int64)
+    for size in range(1, width):
+        have = block[:size]
+        cost = windows[servers - have].sum(axis=0)
+        cost[have] = _NEVER
+        chosen = int(cost.argmin())
+        distance = (chosen - have) % servers
+        used[distance] += 1
+        used[servers - distance] += 1  # half way round is its own mirror and rightly counts twice
+        used[servers:] = used[:servers]
+        block[size] = chosen
+    return block
+
+
+def _all_covered(used: npt.NDArray[np.int64], width: int) -> bool:
+    return width == 1 or used.size == 0 or bool(used.min() > 0)
+
+
+def _even_enough(used: npt.NDArray[np.int64], memberships: int, width: int) -> bool:
+    if width == 1 or used.size == 0:
+        return True
+    above, below = EVEN_ENOUGH
+    return int(used.max()) * used.size * below <= above * memberships * (width - 1)
+
+
+class _ParityChoice:
+    """Picks which r members of each block hold parity, spreading data -> parity traffic."""
+
+    def __init__(self, servers: int, r: int) -> None:
+        self._servers = servers
+        self._r = r
+        self._sent = np.zeros(servers, dtype=np.int64)  # by distance from owner to holder
+
+    def last(self, block: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The block with its parity members moved to the end."""
+        if self._r == 0:
+            return block
+        distance = (block[None, :] - block[:, None]) % self._servers  # [from, to]
+        sent = self._sent[distance]
+        holds = np.zeros(block.size, dtype=np.bool_)
+        # The smaller side is picked: its few choices then decide all of the traffic.
+        if 2 * self._r <= block.size:
+            holds[_quietest(sent, self._r)] = True
+        else:
+            holds[:] = True
+            holds[_quietest(sent.T, block.size - self._r)] = False
+        np.add.at(self._sent, distance[np.ix_(~holds, holds)], 1)
+        return np.concatenate([block[~holds], block[holds]])
+
+
+def _quietest(sent: npt.NDArray[np.int64], size: int) -> list[int]:
+    """`size` members, one at a time, whose columns add least; they send each other nothing."""
+    cost = sent.sum(axis=0)
+    chosen: list[int] = []
+    for _ in range(size):
+        cost[chosen] = _NEVER
+        member = int(cost.argmin())
+        chosen.append(member)
+        cost = cost - sent[member]
+    return chosen

@@ -1,0 +1,18 @@
+"""What an embedding server keeps: records, history and validity."""
+
+from planaria.server.decoding import Mates, decode, find_mates
+from planaria.server.digest import Digest
+from planaria.server.history import Change, History
+from planaria.server.store import Memory, ParityDelta, Store
+
+__all__ = [
+    "Change",
+    "Digest",
+    "History",
+    "Mates",
+    "Memory",
+    "ParityDelta",
+    "Store",
+    "decode",
+    "find_mates",
+]

@@ -1,0 +1,393 @@
+"""The store of one server: its records, their history, and nothing about messages or time.
+
+Data records and parity records lie in one array per arena, data first (planaria.layout says where).
+A record is *valid* when it holds what it should; on a replacement server all start invalid and
+become valid as they are decoded. A step arrives as gradients for data records and as deltas for
+parity records; either is applied whole or, on any error, not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from planaria import kernels
+from planaria.codes import COEFFICIENTS
+from planaria.errors import InvalidRecord, StepError, StoreError
+from planaria.kernels.checks import array
+from planaria.kernels.types import NO_ROW, Bytes, Floats, Index, Records
+from planaria.layout import ArenaLayout, Layout
+from planaria.optimizers import Optimizer
+from planaria.server.digest import Digest
+from planaria.server.history import Change, History
+from planaria.tables import Arena
+
+CHUNK_RECORDS = 1 << 15  # how many records bulk work takes at a time
+
+Contributions = Sequence[tuple[Index, Floats]]
+"""Per rank, in rank order: record numbers and gradients [n, dim] for one arena."""
+
+
+class ParityDelta(NamedTuple):
+    """What a step did to the data records of one owner that one holder protects."""
+
+    indices: Index  # the parity records' numbers on the holder
+    delta: Records
+
+
+class Memory(NamedTuple):
+    """Bytes in use, by purpose."""
+
+    data: int
+    parity: int
+    history: int
+    validity: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+class ArenaStore:
+    """One arena's records on one server."""
+
+    def __init__(self, arena: Arena, layout: ArenaLayout, place: int, valid: bool) -> None:
+        self.arena = arena
+        self.layout = layout
+        self.place = place
+        self.data_records = layout.data_records(place)
+        self.records: Records = kernels.allocate(layout.records(place), arena.words)
+        self.invalid = 0 if valid else len(self.records)
+        fill = 0xFF if valid else 0
+        self.bitmap: Bytes = np.full(-(-len(self.records) // 8), fill, np.uint8)
+
+    def missing(self, index: Index) -> Index:
+        """Those of `index` that are not valid, in order."""
+        return kernels.missing(self.bitmap, index) if self.invalid else index[:0]
+
+    def require_valid(self, index: Index) -> None:
+        if len(missing := self.missing(index)):
+            raise InvalidRecord(
+                f"{len(missing)} records are still to be rebuilt, the first is {missing[0]}; "
+                "decode them first",
+                missing.tolist(),
+            )
+
+    def set_valid(self, index: Index) -> None:
+        """Marks records that were not valid before."""
+        kernels.mark(self.bitmap, index)
+        self.invalid -= len(index)
+
+    def regions(self, kind: str) -> range:
+        own = self.layout.layout.regions(self.place)
+        if kind == "data":
+            return range(own.data_regions)
+        return range(own.data_regions, len(own.group))
+
+    def chunks(self, region: int) -> list[slice]:
+        """The records of one region, a chunk at a time."""
+        first, slots = region * self.layout.slots, self.layout.slots
+        return [
+            slice(first + at, first + min(at + CHUNK_RECORDS, slots))
+            for at in range(0, slots, CHUNK_RECORDS)
+        ]
+
+
+class Store:
+    """All records of the server at `place`, at one step."""
+
+    def __init__(
+        self,
+        arenas: Sequence[Arena],
+        layout: Layout,
+        place: int,
+        optimizer: Optimizer,
+        *,
+        seed: int = 0,
+        keep_steps: int = 2,
+        blank_at: int | None = None,
+    ) -> None:
+        """A store at step 0 with every record initialised; or, for a replacement, a blank one.
+
+        keep_steps: how many steps of history to keep, at least 1.
+        blank_at: the step that a replacement starts at, with every record invalid.
+        """
+        if keep_steps < 1:
+            raise StoreError(f"keep_steps must be at least 1, not {keep_steps}")
+        self.layout = layout
+        self.place = place
+        self.optimizer = optimizer
+        self.seed = seed
+        step = 0 if blank_at is None else blank_at
+        self.arenas = [
+            ArenaStore(arena, layout.arena(arena.rows), place, valid=blank_at is None)
+            for arena in arenas
+        ]
+        self.own = History(keep_steps, step)
+        self.sources = {source: History(keep_steps, step) for source in layout.sources(place)}
+        self._coef_by_region = {source: self._coefficients(source) for source in self.sources}
+        if blank_at is None:
+            for arena_store in self.arenas:
+                self._initialise(arena_store)
+
+    # ------------------------------------------------------------------ reading
+
+    @property
+    def step(self) -> int:
+        """The last step applied to data records."""
+        return self.own.last
+
+    @property
+    def held_step(self) -> int:
+        """The last step that both data and parity records hold."""
+        return min([self.step, *(history.last for history in self.sources.values())])
+
+    @property
+    def oldest_step(self) -> int:
+        """The oldest step that both data and parity records can be read as of."""
+        return max([self.own.oldest, *(history.oldest for history in self.sources.values())])
+
+    def lookup(self, arena: int, index: Index, as_of: int | None = None) -> Floats:
+        """Weights, float32[n, dim], of data records, as of a step of the history."""
+        store = self.arenas[arena]
+        width = store.arena.dim
+        if as_of is None or as_of == self.step:
+            store.require_valid(index)
+            self._check_data(store, index)
+            out = np.empty((len(index), width), np.uint32)
+            return kernels.gather(store.records, index, out).view(np.float32)
+        self._check_data(store, index)
+        return np.ascontiguousarray(self.read(arena, index, as_of)[:, :width]).view(np.float32)
+
+    def read(self, arena: int, index: Index, as_of: int) -> Records:
+        """Whole records, data or parity, as of a step: uint32[n, words]."""
+        store = self.arenas[arena]
+        store.require_valid(index)
+        return self._take_back(arena, index, kernels.gather(store.records, index), as_of)
+
+    def export(self, arena: int, start: int, stop: int, as_of: int) -> Records:
+        """Records start .. stop - 1, as of a step: what a rebuild in bulk reads."""
+        return self.read(arena, np.arange(start, stop), as_of)
+
+    def missing(self, arena: int, index: Index) -> Index:
+        """Those of `index` that must be decoded before they can be used."""
+        return self.arenas[arena].missing(index)
+
+    @property
+    def invalid_records(self) -> int:
+        return sum(store.invalid for store in self.arenas)
+
+    def digest(self) -> Digest:
+        """Of the data records: the sum over all servers does not depend on the layout."""
+        total = Digest()
+        for store in self.arenas:
+            for region in store.regions("data"):
+                for chunk in store.chunks(region):
+                    index = np.arange(chunk.start, chunk.stop)
+                    store.require_valid(index)
+                    rows = store.layout.row_at(self.place, index)
+                    table, row = store.arena.table_row(rows.clip(min=0))
+                    keys = (table.astype(np.uint64) << np.uint64(40)) | row.astype(np.uint64)
+                    keys[rows < 0] = NO_ROW
+                    total += Digest(*kernels.digest(store.records[chunk], keys))
+        return total
+
+    def memory(self) -> Memory:
+        data = sum(s.records[: s.data_records].nbytes for s in self.arenas)
+        histories = (self.own, *self.sources.values())
+        return Memory(
+            data,
+            sum(s.records.nbytes for s in self.arenas) - data,
+            sum(history.bytes_used for history in histories),
+            sum(s.bitmap.nbytes for s in self.arenas),
+        )
+
+    # ------------------------------------------------------------------ a step
+
+    def apply(
+        self, step: int, contributions: Sequence[Contributions], lr: float | None = None
+    ) -> list[Change]:
+        """Takes one optimizer step on data records and says what changed, arena by arena.
+
+        contributions: one entry per arena. Nothing changes if any of them is refused.
+        """
+        self.own.check_next(step)
+        if len(contributions) != len(self.arenas):
+            raise StoreError(
+                f"{len(contributions)} arenas contributed; this job has {len(self.arenas)}"
+            )
+        for store, ranks in zip(self.arenas, contributions, strict=True):
+            for index, _ in ranks:
+                store.require_valid(index)
+        rule = self.optimizer.rule(lr)
+        changes: list[Change] = []
+        try:
+            for store, ranks in zip(self.arenas, contributions, strict=True):
+                applied = kernels.apply(
+                    rule, store.records, store.data_records, store.arena.dim, ranks
+                )
+                changes.append(Change(applied.indices, None, applied.delta))
+        except Exception:
+            self._undo(changes)
+            raise
+        self.own.push(step, changes)
+        return changes
+
+    def parity_deltas(self, changes: Sequence[Change]) -> dict[int, list[ParityDelta]]:
+        """What each holder of this server's parity must be sent: per holder, one per arena.
+
+        Every holder is named, also those for which nothing changed.
+        """
+        holders = self.layout.holders(self.place)
+        deltas: dict[int, list[ParityDelta]] = {holder: [] for holder in holders}
+        if not holders:
+            return deltas
+        own = self.layout.regions(self.place)
+        k, r = self.layout.k, self.layout.r
+        for store, change in zip(self.arenas, changes, strict=True):
+            region, slot = np.divmod(change.indices, store.layout.slots)
+            group = own.group[region]
+            number = np.searchsorted(holders, self.layout.groups[group, k:].ravel())
+            index = self.layout.region_of[group, k:].astype(np.int64) * store.layout.slots
+            # 16-bit keys, because NumPy sorts those by radix. One copy of each delta per holder,
+            # all made at once; the holders get slices of it.
+            order = np.argsort(number.astype(np.int16), kind="stable")
+            index = (index + slot[:, None]).ravel()[order]
+            delta = kernels.gather(change.delta, order // r)
+            ends = np.cumsum(np.bincount(number, minlength=len(holders)))
+            for holder, start, end in zip(holders, np.append(0, ends), ends, strict=False):
+                deltas[holder].append(ParityDelta(index[start:end], delta[start:end]))
+        return deltas
+
+    def apply_parity(self, source: int, step: int, deltas: Sequence[ParityDelta]) -> None:
+        """Applies the delta(step) of one source to the parity records, in all arenas."""
+        history = self._history_of(source)
+        history.check_next(step)
+        if len(deltas) != len(self.arenas):
+            raise StoreError(f"{len(deltas)} arenas in the delta; this job has {len(self.arenas)}")
+        changes: list[Change] = []
+        try:
+            for store, (index, delta) in zip(self.arenas, deltas, strict=True):
+                coef = self._coef_of(store, source, index)
+                kernels.mul_add(store.records, index, coef, delta)
+                changes.append(Change(index, coef, delta))
+        except Exception:
+            self._undo(changes)
+            raise
+        history.push(step, changes)
+
+    def retract(self, source: int, step: int) -> None:
+        """XORs out the deltas of one source after `step` and forgets them."""
+        for changes in self._history_of(source).retract(step):
+            self._undo(changes)
+
+    # ------------------------------------------------------------------ rebuilding
+
+    def restore(self, arena: int, index: Index, values: Records, as_of: int) -> int:
+        """Takes in decoded records as of a step and makes them valid; returns how many.
+
+        Records that are valid already are left alone: they may have moved on. Parity records are
+        brought forward with the deltas after `as_of` that arrived meanwhile; data records need no
+        such thing, because a step is never applied to a record before it is valid.
+        """
+        store = self.arenas[arena]
+        array("values", values, np.uint32, 2, shape=(len(index), store.arena.words))
+        if len(store.missing(index)) < len(index):
+            wanted = np.isin(index, store.missing(index))
+            index, values = index[wanted], values[wanted]
+        parity = index >= store.data_records
+        if not parity.all() and as_of > self.step:
+            raise StepError(f"data as of step {as_of} cannot enter a store at step {self.step}")
+        if parity.any():
+            values = values.copy()
+            values[parity] = self._forward(arena, index[parity], values[parity], as_of)
+        kernels.scatter(store.records, index, values)
+        store.set_valid(index)
+        return len(index)
+
+    def _forward(self, arena: int, index: Index, values: Records, as_of: int) -> Records:
+        # Taking a delta out and putting it in are one operation.
+        for history in self.sources.values():
+            history.take_back(arena, index, values, as_of)
+        return values
+
+    # ------------------------------------------------------------------ inside
+
+    def _take_back(self, arena: int, index: Index, values: Records, as_of: int) -> Records:
+        store = self.arenas[arena]
+        parity = index >= store.data_records
+        if not parity.any():
+            self.own.take_back(arena, index, values, as_of)
+            return values
+        if parity.all():
+            return self._forward(arena, index, values, as_of)
+        values[parity] = self._take_back(arena, index[parity], values[parity], as_of)
+        values[~parity] = self._take_back(arena, index[~parity], values[~parity], as_of)
+        return values
+
+    def _undo(self, changes: Sequence[Change]) -> None:
+        for store, change in zip(self.arenas, changes, strict=False):
+            kernels.mul_add(store.records, *change)
+
+    def _check_data(self, store: ArenaStore, index: Index) -> None:
+        if len(index) and int(index.max()) >= store.data_records:
+            raise StoreError(
+                f"record {int(index.max())} is parity; data records are 0 to "
+                f"{store.data_records - 1}"
+            )
+
+    def _history_of(self, source: int) -> History:
+        try:
+            return self.sources[source]
+        except KeyError:
+            raise StoreError(
+                f"place {source} has no parity here; this server protects {sorted(self.sources)}"
+            ) from None
+
+    def _coefficients(self, source: int) -> Bytes:
+        """By region: what this server multiplies the source's deltas by; 0 where it must not."""
+        own = self.layout.regions(self.place)
+        members = self.layout.groups[own.group]  # [regions, k + r]
+        here, position = np.nonzero(members[:, : self.layout.k] == source)
+        coef = np.zeros(len(own.group), np.uint8)
+        parity = own.position[here] - self.layout.k
+        protects = parity >= 0
+        coef[here[protects]] = COEFFICIENTS[parity[protects], position[protects]]
+        return coef
+
+    def _coef_of(self, store: ArenaStore, source: int, index: Index) -> Bytes:
+        array("index", index, np.int64, 1)
+        by_region = self._coef_by_region[source]
+        if len(index) and (index.min() < 0 or index.max() >= len(store.records)):
+            raise StoreError(f"a delta names records outside 0 to {len(store.records) - 1}")
+        coef = by_region[index // store.layout.slots]
+        if not coef.all():
+            raise StoreError(f"a delta of place {source} names records that do not protect it")
+        return coef
+
+    def _initialise(self, store: ArenaStore) -> None:
+        """Every server makes its own records, and parity from the data records it protects."""
+        own = self.layout.regions(self.place)
+        state = self.optimizer.initial_state(store.arena.dim)
+
+        def initial(group: int, position: int, chunk: slice, out: Records) -> None:
+            slot = np.arange(chunk.start, chunk.stop) % store.layout.slots
+            stripe = slot * self.layout.n_groups + group
+            row = stripe * self.layout.k + position
+            kernels.init_records(self.seed, store.arena.init, store.arena.rows, row, state, out)
+
+        for region in store.regions("data"):
+            for chunk in store.chunks(region):
+                initial(own.group[region], own.position[region], chunk, store.records[chunk])
+        scratch = np.empty((min(CHUNK_RECORDS, store.layout.slots), store.arena.words), np.uint32)
+        for region in store.regions("parity"):
+            parity = int(own.position[region]) - self.layout.k
+            for chunk in store.chunks(region):
+                data = scratch[: chunk.stop - chunk.start]
+                target = store.records[chunk].reshape(-1).view(np.uint8)
+                for position in range(self.layout.k):
+                    initial(own.group[region], position, chunk, data)
+                    coef = int(COEFFICIENTS[parity, position])
+                    kernels.mul_add_bytes(target, coef, data.reshape(-1).view(np.uint8))
