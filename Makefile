@@ -14,11 +14,13 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest
 
 check: $(INSTALLED)
+	$(BIN)/clang-format --dry-run --Werror native/*
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 format: $(INSTALLED)
+	$(BIN)/clang-format -i native/*
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

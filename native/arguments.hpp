@@ -51,8 +51,7 @@ inline void check_first_seen(const int64_t* inverse, size_t n, size_t m) {
     for (size_t i = 0; i < n; ++i) {
         const auto u = static_cast<uint64_t>(inverse[i]);
         if (u > next || u >= m)
-            throw RowError("inverse[" + std::to_string(i) + "] is " +
-                           std::to_string(inverse[i]) +
+            throw RowError("inverse[" + std::to_string(i) + "] is " + std::to_string(inverse[i]) +
                            "; it must number the rows in first-seen order, as dedup gives it");
         next += u == next;
     }

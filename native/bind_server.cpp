@@ -72,8 +72,7 @@ void mul_add(Records records, Index index, std::optional<ConstBytes> coef, Const
     check_range(index.data(), n, records.shape(0), "index");
     check_distinct(index.data(), n, records.shape(0), "index");
     parallel(n, rows_grain, [&](size_t begin, size_t end) {
-        kernels().mul_add(records.data(), words, index.data(), coef_data, delta.data(), begin,
-                          end);
+        kernels().mul_add(records.data(), words, index.data(), coef_data, delta.data(), begin, end);
     });
 }
 
@@ -120,8 +119,7 @@ void combine(const std::vector<ConstBytes>& inputs, const std::vector<Bytes>& ou
         };
         for (const uint8_t* other : in)
             require(!overlaps(other), "an output must not overlap an input");
-        for (const uint8_t* other : out)
-            require(!overlaps(other), "two outputs must not overlap");
+        for (const uint8_t* other : out) require(!overlaps(other), "two outputs must not overlap");
         out.push_back(output.data());
     }
     nb::gil_scoped_release release;
@@ -132,11 +130,15 @@ void combine(const std::vector<ConstBytes>& inputs, const std::vector<Bytes>& ou
 
 size_t words_of(const Optimizer& optimizer, size_t dim) {
     switch (optimizer.kind) {
-        case OptimizerKind::sgd: return dim;
+        case OptimizerKind::sgd:
+            return dim;
         case OptimizerKind::momentum:
-        case OptimizerKind::adagrad: return 2 * dim;
-        case OptimizerKind::rowwise_adagrad: return dim + 1;
-        case OptimizerKind::adam: return 3 * dim + 1;
+        case OptimizerKind::adagrad:
+            return 2 * dim;
+        case OptimizerKind::rowwise_adagrad:
+            return dim + 1;
+        case OptimizerKind::adam:
+            return 3 * dim + 1;
     }
     throw ArgumentError("unknown optimizer");
 }
@@ -148,8 +150,8 @@ size_t apply(std::tuple<int, double, double, double, double, double> rule, Recor
              size_t limit, size_t dim, const std::vector<Index>& indices,
              const std::vector<Floats>& grads, IndexOut index_out, Records delta) {
     const auto [kind, lr, weight_decay, eps, beta1, beta2] = rule;
-    const Optimizer optimizer{static_cast<OptimizerKind>(kind), lr, weight_decay, eps, beta1,
-                              beta2};
+    const Optimizer optimizer{
+        static_cast<OptimizerKind>(kind), lr, weight_decay, eps, beta1, beta2};
     const size_t words = records.shape(1);
     require(words_of(optimizer, dim) == words, "records do not have this optimizer's size");
     require(limit <= records.shape(0), "limit is larger than the number of records");
@@ -208,9 +210,8 @@ void init_records(uint64_t seed, Index table_ids, Index first_rows, Index distri
                   Floats parameters, int64_t rows, Index row, Array<const uint32_t, 1> state,
                   Records out) {
     const size_t n_tables = first_rows.shape(0);
-    require(n_tables > 0 && table_ids.shape(0) == n_tables &&
-                distributions.shape(0) == n_tables && parameters.shape(0) == n_tables &&
-                parameters.shape(1) == 2,
+    require(n_tables > 0 && table_ids.shape(0) == n_tables && distributions.shape(0) == n_tables &&
+                parameters.shape(0) == n_tables && parameters.shape(1) == 2,
             "tables must have one id, first row, distribution and pair of parameters each");
     require(out.shape(0) == row.shape(0) && state.shape(0) <= out.shape(1),
             "out does not fit the rows and the state");
@@ -223,8 +224,8 @@ void init_records(uint64_t seed, Index table_ids, Index first_rows, Index distri
                           parameters.data()[2 * t], parameters.data()[2 * t + 1]});
     }
     const size_t words = out.shape(1);
-    const Init init{seed, tables.data(), table_ids.data(), n_tables, rows, state.data(),
-                    words - state.shape(0), words};
+    const Init init{seed, tables.data(), table_ids.data(),       n_tables,
+                    rows, state.data(),  words - state.shape(0), words};
     nb::gil_scoped_release release;
     parallel(row.shape(0), rows_grain, [&](size_t begin, size_t end) {
         kernels().init(init, row.data(), out.data(), begin, end);

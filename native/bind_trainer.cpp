@@ -27,9 +27,13 @@ void partition_rows(Index rows, int64_t arena_rows, Array<const int32_t, 2> plac
     for (size_t m = 0; m < groups * k; ++m)
         require(static_cast<uint64_t>(place.data()[m]) < counts.shape(0),
                 "counts needs an entry for every place");
-    const Places places{arena_rows,   static_cast<int64_t>(k), static_cast<int64_t>(groups),
-                        slots,        static_cast<int64_t>(counts.shape(0)),
-                        place.data(), region.data()};
+    const Places places{arena_rows,
+                        static_cast<int64_t>(k),
+                        static_cast<int64_t>(groups),
+                        slots,
+                        static_cast<int64_t>(counts.shape(0)),
+                        place.data(),
+                        region.data()};
     nb::gil_scoped_release release;
     check_range(rows.data(), n, static_cast<size_t>(std::max<int64_t>(arena_rows, 0)), "rows");
     partition(places, rows.data(), n, order.data(), index.data(), counts.data());
@@ -49,8 +53,8 @@ void gradient_sum(Floats grads, Index inverse, FloatsOut out) {
 Bags make_bags(const Index& index, const Index& offsets, const std::optional<Weights>& weights,
                int pooling) {
     require(offsets.shape(0) > 0, "offsets needs one entry more than there are bags");
-    const Bags bags{index.data(),     offsets.data(),       weights ? weights->data() : nullptr,
-                    index.shape(0),   offsets.shape(0) - 1, static_cast<Pooling>(pooling)};
+    const Bags bags{index.data(),   offsets.data(),       weights ? weights->data() : nullptr,
+                    index.shape(0), offsets.shape(0) - 1, static_cast<Pooling>(pooling)};
     require((bags.pooling == Pooling::weighted) == (bags.weights != nullptr),
             "weights go with weighted pooling, and only with it");
     require(!weights || weights->shape(0) == bags.n_ids, "weights needs one entry per id");
@@ -83,12 +87,10 @@ void pool_backward(Floats grads, Index inverse, Index offsets, std::optional<Wei
     });
 }
 
-void weight_backward(Floats grads, Floats values, Index index, Index offsets,
-                     Array<float, 1> out) {
+void weight_backward(Floats grads, Floats values, Index index, Index offsets, Array<float, 1> out) {
     const size_t dim = grads.shape(1);
     const Bags bags = make_bags(index, offsets, std::nullopt, static_cast<int>(Pooling::sum));
-    require(grads.shape(0) == bags.n_bags && values.shape(1) == dim &&
-                out.shape(0) == bags.n_ids,
+    require(grads.shape(0) == bags.n_bags && values.shape(1) == dim && out.shape(0) == bags.n_ids,
             "grads must be [bags, dim], values [rows, dim], out [ids]");
     nb::gil_scoped_release release;
     check_range(bags.index, bags.n_ids, values.shape(0), "index");
@@ -104,10 +106,9 @@ void bind_trainer(nb::module_& m) {
     m.def("partition", &partition_rows);
     m.def("gradient_sum", &gradient_sum);
     m.def("pool", &pool, nb::arg("values"), nb::arg("index"), nb::arg("offsets"),
-          nb::arg("weights").none(), nb::arg("pooling"), nb::arg("prefetch_rows"),
-          nb::arg("out"));
-    m.def("pool_backward", &pool_backward, nb::arg("grads"), nb::arg("inverse"),
-          nb::arg("offsets"), nb::arg("weights").none(), nb::arg("pooling"), nb::arg("out"));
+          nb::arg("weights").none(), nb::arg("pooling"), nb::arg("prefetch_rows"), nb::arg("out"));
+    m.def("pool_backward", &pool_backward, nb::arg("grads"), nb::arg("inverse"), nb::arg("offsets"),
+          nb::arg("weights").none(), nb::arg("pooling"), nb::arg("out"));
     m.def("weight_backward", &weight_backward);
 }
 

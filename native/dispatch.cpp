@@ -40,9 +40,13 @@ const KernelTable* selected = best();
 
 }  // namespace
 
-const KernelTable& kernels() { return *selected; }
+const KernelTable& kernels() {
+    return *selected;
+}
 
-bool level_supported(const char* name) { return table_of(name) != nullptr; }
+bool level_supported(const char* name) {
+    return table_of(name) != nullptr;
+}
 
 bool select_level(const char* name) {
     const KernelTable* table = table_of(name);

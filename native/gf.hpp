@@ -34,9 +34,7 @@ struct Multiplier {
     __m512i matrix;
     explicit Multiplier(uint8_t c)
         : matrix(_mm512_set1_epi64(static_cast<long long>(affine_matrices.of[c]))) {}
-    Vector operator*(Vector x) const {
-        return {_mm512_gf2p8affine_epi64_epi8(x.bits, matrix, 0)};
-    }
+    Vector operator*(Vector x) const { return {_mm512_gf2p8affine_epi64_epi8(x.bits, matrix, 0)}; }
 };
 
 #elif defined(__AVX2__)
@@ -50,17 +48,14 @@ struct Vector {
     static Vector load(const uint8_t* from) {
         return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))};
     }
-    void store(uint8_t* to) const {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bits);
-    }
+    void store(uint8_t* to) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bits); }
     Vector operator^(Vector other) const { return {_mm256_xor_si256(bits, other.bits)}; }
 };
 
 struct Multiplier {
     __m256i low, high;
     static __m256i twice(const uint8_t* table) {
-        return _mm256_broadcastsi128_si256(
-            _mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+        return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
     }
     explicit Multiplier(uint8_t c)
         : low(twice(nibble_tables.low[c])), high(twice(nibble_tables.high[c])) {}
@@ -156,8 +151,8 @@ inline void combine_vectors(const uint8_t* const* in, size_t k, uint8_t* const* 
 }
 
 template <size_t n_out>
-void combine_outputs(const uint8_t* const* in, size_t k, uint8_t* const* out,
-                     const uint8_t* coef, size_t begin, size_t end) {
+void combine_outputs(const uint8_t* const* in, size_t k, uint8_t* const* out, const uint8_t* coef,
+                     size_t begin, size_t end) {
     size_t at = begin;
     for (; at + Vector::bytes <= end; at += Vector::bytes)
         combine_vectors<n_out>(in, k, out, coef, at, 0);
@@ -167,10 +162,14 @@ void combine_outputs(const uint8_t* const* in, size_t k, uint8_t* const* out,
 void combine(const uint8_t* const* in, size_t k, uint8_t* const* out, size_t n_out,
              const uint8_t* coef, size_t begin, size_t end) {
     switch (n_out) {
-        case 1: return combine_outputs<1>(in, k, out, coef, begin, end);
-        case 2: return combine_outputs<2>(in, k, out, coef, begin, end);
-        case 3: return combine_outputs<3>(in, k, out, coef, begin, end);
-        case 4: return combine_outputs<4>(in, k, out, coef, begin, end);
+        case 1:
+            return combine_outputs<1>(in, k, out, coef, begin, end);
+        case 2:
+            return combine_outputs<2>(in, k, out, coef, begin, end);
+        case 3:
+            return combine_outputs<3>(in, k, out, coef, begin, end);
+        case 4:
+            return combine_outputs<4>(in, k, out, coef, begin, end);
     }
 }
 

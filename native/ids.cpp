@@ -33,8 +33,9 @@ void check_range(const int64_t* index, size_t n, size_t limit, const char* what)
 
 void check_distinct(const int64_t* index, size_t n, size_t limit, const char* what) {
     // One bit per record, kept between calls and left all zero, costs 1/2000 of 256-byte records.
-    static thread_local std::vector<uint64_t> marks;
-    if (marks.size() * 64 < limit) marks.resize(limit / 64 + 1);
+    static thread_local std::vector<uint64_t> kept;
+    if (kept.size() * 64 < limit) kept.resize(limit / 64 + 1);
+    uint64_t* const marks = kept.data();  // a thread_local looked up per id would cost more
     size_t i = 0;
     for (; i < n; ++i) {
         if (i + ids_ahead < n) __builtin_prefetch(&marks[index[i + ids_ahead] / 64], 1);
@@ -46,7 +47,8 @@ void check_distinct(const int64_t* index, size_t n, size_t limit, const char* wh
     for (size_t j = 0; j < i; ++j) marks[index[j] / 64] = 0;
     if (i < n)
         throw RowError(std::string(what) + "[" + std::to_string(i) + "] is " +
-                       std::to_string(index[i]) + ", which stands there already; sum what "
+                       std::to_string(index[i]) +
+                       ", which stands there already; sum what "
                        "belongs to one row before the call");
 }
 
@@ -90,8 +92,8 @@ int64_t RowFinder::find(int64_t row) const {
     return table_[bucket];
 }
 
-void partition(const Places& places, const int64_t* rows, size_t n, int64_t* order,
-               int64_t* index, int64_t* counts) {
+void partition(const Places& places, const int64_t* rows, size_t n, int64_t* order, int64_t* index,
+               int64_t* counts) {
     // Where row i goes, packed with its record number, so that the divisions are done once.
     std::vector<std::pair<int32_t, int64_t>> found(n);
     std::vector<int64_t> next(places.n_places + 1, 0);
@@ -100,8 +102,8 @@ void partition(const Places& places, const int64_t* rows, size_t n, int64_t* ord
         const uint64_t stripe = row / static_cast<uint64_t>(places.k);
         const uint64_t slot = stripe / static_cast<uint64_t>(places.groups);
         const uint64_t member = (stripe - slot * places.groups) * places.k + row % places.k;
-        found[i] = {places.place[member], places.region[member] * places.slots +
-                                              static_cast<int64_t>(slot)};
+        found[i] = {places.place[member],
+                    places.region[member] * places.slots + static_cast<int64_t>(slot)};
         ++next[found[i].first + 1];
     }
     for (int64_t p = 0; p < places.n_places; ++p) {

@@ -59,7 +59,7 @@ struct Places {
 
 // Sorts rows by place, keeping their order within a place. order[j] is the position in `rows` of
 // the j-th, index[j] its record number on its place; counts[p] of them are on place p.
-void partition(const Places& places, const int64_t* rows, size_t n, int64_t* order,
-               int64_t* index, int64_t* counts);
+void partition(const Places& places, const int64_t* rows, size_t n, int64_t* order, int64_t* index,
+               int64_t* counts);
 
 }  // namespace planaria

@@ -31,10 +31,10 @@ struct TableInit {
 
 struct Init {
     uint64_t seed;
-    const TableInit* tables;  // [n_tables], ascending first_row; tables[0].first_row == 0
+    const TableInit* tables;   // [n_tables], ascending first_row; tables[0].first_row == 0
     const int64_t* table_ids;  // [n_tables], what the random numbers depend on
     size_t n_tables;
-    int64_t rows;        // rows of the arena; a row outside [0, rows) becomes all zeros
+    int64_t rows;           // rows of the arena; a row outside [0, rows) becomes all zeros
     const uint32_t* state;  // [words - dim], initial optimizer state
     size_t dim, words;
 };
@@ -56,8 +56,8 @@ struct KernelTable {
     void (*gather)(const uint32_t* records, size_t words, const int64_t* index, uint32_t* out,
                    size_t width, size_t begin, size_t end);
     // records[index[i]] = values[i]; index holds no row twice
-    void (*scatter)(uint32_t* records, size_t words, const int64_t* index,
-                    const uint32_t* values, size_t begin, size_t end);
+    void (*scatter)(uint32_t* records, size_t words, const int64_t* index, const uint32_t* values,
+                    size_t begin, size_t end);
     // records[index[i]] ^= coef[i] * delta[i] over GF(2^8); coef == nullptr means all ones
     void (*mul_add)(uint32_t* records, size_t words, const int64_t* index, const uint8_t* coef,
                     const uint32_t* delta, size_t begin, size_t end);

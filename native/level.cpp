@@ -1,8 +1,8 @@
 // Compiled once per SIMD level, each time with that level's compiler flags. Everything but the
 // table has internal linkage: an inline function shared with another level could be linked in the
 // version that the CPU at hand cannot run. For the same reason no standard template is used here.
-#include "kernels.hpp"
 #include "digest.hpp"
+#include "kernels.hpp"
 #include "pooling.hpp"
 
 namespace planaria {

@@ -140,17 +140,16 @@ struct Adam {
     static void step(const Scalars& s, uint32_t* __restrict record, size_t dim,
                      const float* __restrict grad, uint32_t* __restrict delta) {
         const uint32_t t = record[3 * dim] + 1;
-        const float minus_step_size =
-            static_cast<float>(-(s.lr / (1.0 - power(s.beta1_exact, t))));
-        const float correction =
-            static_cast<float>(__builtin_sqrt(1.0 - power(s.beta2_exact, t)));
+        const float minus_step_size = static_cast<float>(-(s.lr / (1.0 - power(s.beta1_exact, t))));
+        const float correction = static_cast<float>(__builtin_sqrt(1.0 - power(s.beta2_exact, t)));
         for (size_t d = 0; d < dim; ++d) {
             const float g = gradient<decay>(s, grad, record, d);
             const float old_mean = as_float(record[dim + d]);
             const float mean = old_mean + s.one_minus_beta1 * (g - old_mean);
             const float square =
                 as_float(record[2 * dim + d]) * s.beta2 + s.one_minus_beta2 * g * g;
-            const float change = minus_step_size * mean / (__builtin_sqrtf(square) / correction + s.eps);
+            const float change =
+                minus_step_size * mean / (__builtin_sqrtf(square) / correction + s.eps);
             put(record, delta, dim + d, as_bits(mean));
             put(record, delta, 2 * dim + d, as_bits(square));
             put(record, delta, d, as_bits(as_float(record[d]) + change));
@@ -184,11 +183,16 @@ void update(const Optimizer& optimizer, uint32_t* records, size_t words, size_t 
             const int64_t* index, const float* grads, uint32_t* delta, size_t begin, size_t end) {
     const auto by = [&] {
         switch (optimizer.kind) {
-            case OptimizerKind::momentum: return update_by<Momentum>;
-            case OptimizerKind::adagrad: return update_by<Adagrad>;
-            case OptimizerKind::rowwise_adagrad: return update_by<RowwiseAdagrad>;
-            case OptimizerKind::adam: return update_by<Adam>;
-            default: return update_by<Sgd>;
+            case OptimizerKind::momentum:
+                return update_by<Momentum>;
+            case OptimizerKind::adagrad:
+                return update_by<Adagrad>;
+            case OptimizerKind::rowwise_adagrad:
+                return update_by<RowwiseAdagrad>;
+            case OptimizerKind::adam:
+                return update_by<Adam>;
+            default:
+                return update_by<Sgd>;
         }
     }();
     by(optimizer, records, words, dim, index, grads, delta, begin, end);

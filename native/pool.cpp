@@ -13,8 +13,7 @@ namespace {
 class Pool {
   public:
     explicit Pool(size_t helpers) {
-        for (size_t h = 0; h < helpers; ++h)
-            std::thread([this, h] { help(h); }).detach();
+        for (size_t h = 0; h < helpers; ++h) std::thread([this, h] { help(h); }).detach();
     }
 
     // Part 0 runs here, part h + 1 on helper h.

@@ -22,8 +22,7 @@ inline void prefetch(const void* row, size_t bytes) {
 void gather(const uint32_t* records, size_t words, const int64_t* index, uint32_t* out,
             size_t width, size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
-        if (i + rows_ahead < end)
-            prefetch<0>(records + index[i + rows_ahead] * words, width * 4);
+        if (i + rows_ahead < end) prefetch<0>(records + index[i + rows_ahead] * words, width * 4);
         std::memcpy(out + i * width, records + index[i] * words, width * 4);
     }
 }

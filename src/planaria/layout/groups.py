@@ -15,6 +15,8 @@ The result is part of the format of every checkpoint. There is no randomness and
 here, and a frozen checksum in the tests keeps it that way.
 """
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -25,8 +27,9 @@ from planaria.layout.regroup import Domains, GroupArray, regroup
 # finer they are the more evenly they divide.
 LEAST_GROUPS_PER_SERVER = 64
 
-# Blocks are added until no two servers share more than 6/5 of the average number of groups. That is
-# also how far the busiest survivor of a rebuild is from the average one.
+# Blocks are added until no two servers share more than 6/5 of the average number of groups, or there
+# are twice as many as coverage needs (up to 64 servers the former always comes first). That is also
+# how far the busiest survivor of a rebuild is from the average one.
 EVEN_ENOUGH = (6, 5)
 
 _NEVER = np.iinfo(np.int64).max
@@ -84,7 +87,8 @@ def _cyclic_groups(servers: int, k: int, r: int) -> GroupArray:
     return groups.reshape(-1, k + r).astype(np.int32)
 
 
-def _base_blocks(servers: int, width: int) -> list[npt.NDArray[np.int64]]:
+@lru_cache(maxsize=64)  # a simulator starts the same few clusters thousands of times
+def _base_blocks(servers: int, width: int) -> tuple[npt.NDArray[np.int64], ...]:
     """Blocks of `width` numbers modulo `servers` whose differences are as even as can be."""
     # used[d] = ordered pairs of one block at distance d, kept twice in a row so that the costs of
     # all candidates against a member e are the plain window used[N-e : 2N-e].
@@ -97,7 +101,7 @@ def _base_blocks(servers: int, width: int) -> list[npt.NDArray[np.int64]]:
     most = 2 * len(blocks)
     while len(blocks) < most and not _even_enough(used[1:servers], len(blocks) * width, width):
         blocks.append(_next_block(used, windows, width))
-    return blocks
+    return tuple(blocks)
 
 
 def _next_block(

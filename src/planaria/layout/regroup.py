@@ -5,7 +5,7 @@ with it, so the share of memberships that change is the share of bytes that a re
 wire. One engine serves every change: memberships flow from servers that have more than their fair
 share to servers that have less, data and parity counted apart, and each single move is the one
 that costs least: first in memberships that differ from before, then in pairs of servers that would
-share too many groups, or none.
+share too many groups, or none, and in owners that would send one holder too much.
 
 Where no single move helps, a chain does: b hands a membership to u, and u another to t. Where all
 groups hold the same servers, two members of a group exchange data for parity instead.
@@ -23,7 +23,6 @@ from planaria.errors import LayoutError
 GroupArray = npt.NDArray[np.int32]
 Domains = Sequence[Hashable] | Mapping[int, Hashable]
 _Ints = npt.NDArray[np.int64]
-_Mask = npt.NDArray[np.bool_]
 
 # Kinds of membership. Shares are kept for data and for parity; _EITHER is their sum.
 _DATA, _PARITY, _EITHER = 0, 1, 2

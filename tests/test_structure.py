@@ -1,0 +1,160 @@
+"""The shape of the project: its exports, the direction of its imports, the truth of its pages."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import planaria
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "planaria"
+
+# The order of reading and of imports: a part may import only what stands before it.
+ORDER = [
+    "errors",
+    "layout",
+    "kernels",
+    "codes",
+    "optimizers",
+    "tables",
+    "server",
+    "trainer",
+    "rehearsal",
+    "__init__",
+    "cli",
+    "__main__",
+]
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_parts(path: Path) -> set[str]:
+    """The parts of planaria that a module imports, wherever in it the import stands."""
+    parts: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name == "planaria":
+                parts.add("__init__")
+            elif name.startswith("planaria."):
+                parts.add(name.split(".")[1])
+    return parts & set(ORDER)
+
+
+def wrong_imports(order: list[str]) -> list[str]:
+    return [
+        f"{path.relative_to(PACKAGE)} imports {part}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for part in imported_parts(path) - {part_of(path)}
+        if order.index(part) > order.index(part_of(path))
+    ]
+
+
+def test_imports_point_one_way() -> None:
+    assert {part_of(path) for path in PACKAGE.rglob("*.py")} == set(ORDER)
+    assert wrong_imports(ORDER) == []
+    assert wrong_imports(ORDER[::-1]) != []  # control
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(planaria.__all__) == [
+        "Code",
+        "Digest",
+        "Initial",
+        "Layout",
+        "Optimizer",
+        "PlanariaError",
+        "Store",
+        "Table",
+        "__version__",
+    ]
+    assert all(hasattr(planaria, name) for name in planaria.__all__)
+
+
+def test_no_file_holds_two_ideas() -> None:
+    sources = [*PACKAGE.rglob("*.py"), *(ROOT / "native").iterdir(), *(ROOT / "tests").glob("*.py")]
+    too_long = [path.name for path in sources if len(path.read_text().splitlines()) > 500]
+    assert too_long == []
+
+
+def snippets(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+
+
+PAGES = ["README.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").glob("*.md")))]
+
+
+@pytest.mark.parametrize(
+    ("page", "number"), [(page, n) for page in PAGES for n in range(len(snippets(page)))]
+)
+def test_every_snippet_of_the_pages_runs(page: str, number: int) -> None:
+    code = snippets(page)[number]
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_file_that_the_readme_lists_exists() -> None:
+    tree = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[-1]
+    listed: list[str] = []
+    folders: list[str] = []
+    for line in tree.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        name = line.split()[0]
+        folders[depth:] = [name.rstrip("/")]
+        listed.append("/".join(folders))
+    assert len(listed) > 20
+    assert [path for path in listed if not (ROOT / path).exists()] == []
+    modules = {str(p.relative_to(ROOT)) for p in PACKAGE.rglob("*.py") if p.name != "__init__.py"}
+    assert modules - set(listed) == set(), "the README's file tree lacks these"
+
+
+def run_planaria(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "planaria", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_command_loses_servers_and_ends_with_equal_digests() -> None:
+    done = run_planaria("train", "--steps", "8", "--kill", "server:3@4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    digests = re.findall(r"digest .* ([0-9a-f]{32})", done.stdout)
+    assert len(digests) == 2
+    assert len(set(digests)) == 1
+    assert "lost server:3" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--servers", "2", "--parity", "3"], "start at least 4 servers"),
+        (["--kill", "server:9@1"], "servers are 0 to 5"),
+        (["--kill", "banana"], "not of the form server:2@100"),
+        (["--steps", "0"], "--steps must be 1 or more"),
+        (["--kill", "server:1@2", "--kill", "server:2@2"], "more than 1 were lost"),
+        (["--seed", "-1"], "seed"),
+    ],
+)
+def test_bad_arguments_get_a_sentence_and_exit_code_2(arguments: list[str], says: str) -> None:
+    done = run_planaria("train", *arguments)
+    assert done.returncode == 2
+    assert says in " ".join(done.stdout.split())
+    assert "Traceback" not in done.stderr
