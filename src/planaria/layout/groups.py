@@ -27,9 +27,9 @@ from planaria.layout.regroup import Domains, GroupArray, regroup
 # finer they are the more evenly they divide.
 LEAST_GROUPS_PER_SERVER = 64
 
-# Blocks are added until no two servers share more than 6/5 of the average number of groups, or there
-# are twice as many as coverage needs (up to 64 servers the former always comes first). That is also
-# how far the busiest survivor of a rebuild is from the average one.
+# Blocks are added until no two servers share more than 6/5 of the average number of groups, or
+# there are twice as many as coverage needs; up to 64 servers the former always comes first. That is
+# also how far the busiest survivor of a rebuild is from the average one.
 EVEN_ENOUGH = (6, 5)
 
 _NEVER = np.iinfo(np.int64).max
