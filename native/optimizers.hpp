@@ -7,6 +7,7 @@
 //     adam: mean[dim], square[dim], step[1] (an unsigned integer)
 #pragma once
 
+#include "kernels.hpp"
 #include "rows.hpp"
 
 namespace planaria {

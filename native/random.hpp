@@ -7,6 +7,8 @@
 
 #include <cstring>
 
+#include "kernels.hpp"
+
 namespace planaria {
 namespace {
 
