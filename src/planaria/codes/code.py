@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planaria import kernels
-from planaria.errors import ArgumentError, CodeError
+from planaria.errors import CodeError
 from planaria.kernels import field
-from planaria.kernels.checks import array
+from planaria.kernels.checks import array, arrays, require_apart
 from planaria.kernels.types import Bytes
 
 MAX_K = 64
@@ -47,10 +47,10 @@ class Code:
     """An MDS code of k data and r parity shards. Shard numbers 0..k-1 are data, then parity."""
 
     def __init__(self, k: int, r: int) -> None:
-        if not 1 <= k <= MAX_K:
-            raise CodeError(f"k must be between 1 and {MAX_K}, not {k}")
-        if not 0 <= r <= MAX_R:
-            raise CodeError(f"r must be between 0 and {MAX_R}, not {r}")
+        if not isinstance(k, int) or not 1 <= k <= MAX_K:
+            raise CodeError(f"k must be a whole number between 1 and {MAX_K}, not {k!r}")
+        if not isinstance(r, int) or not 0 <= r <= MAX_R:
+            raise CodeError(f"r must be a whole number between 0 and {MAX_R}, not {r!r}")
         self.k = k
         self.r = r
 
@@ -60,6 +60,7 @@ class Code:
     def encode(self, data: Sequence[Bytes], out: Sequence[Bytes] | None = None) -> list[Bytes]:
         """The r parity shards of k data shards, written to `out` where it is given."""
         self._check_count("data shards", data, self.k)
+        _check_shards("data", data)
         if out is None:
             out = [np.empty_like(data[0]) for _ in range(self.r)]
         self._check_count("parity buffers", out, self.r)
@@ -75,17 +76,16 @@ class Code:
         self._check_count("parity shards", parity, self.r)
         if not 0 <= position < self.k:
             raise CodeError(f"data shards are numbered 0 to {self.k - 1}; there is no {position}")
-        for shard in (delta, *parity):
-            _check_shard(shard, len(delta))
-        for shard in parity:
-            if not shard.flags.writeable:
-                raise ArgumentError("a parity shard is read-only, but would be written")
+        _check_shards("delta", [delta])
+        arrays("parity", parity, np.uint8, 1, shape=delta.shape, writable=True)
+        require_apart(parity, [delta])
         for j, shard in enumerate(parity):
             kernels.mul_add_bytes(shard, int(COEFFICIENTS[j, position]), delta)
 
     def verify(self, data: Sequence[Bytes], parity: Sequence[Bytes]) -> bool:
         """Whether the parity shards are those of the data shards, byte for byte."""
         self._check_count("parity shards", parity, self.r)
+        _check_shards("data and parity", [*data, *parity])
         return all(
             np.array_equal(expected, shard)
             for expected, shard in zip(self.encode(data), parity, strict=True)
@@ -102,7 +102,7 @@ class Code:
         if wanted is None:
             wanted = [number for number in range(self.k + self.r) if number not in shards]
         have = sorted(shards)
-        rows = self.decoding_rows(tuple(have[: self.k]), tuple(wanted))
+        rows = self.decoding_rows(tuple(have), tuple(wanted))
         inputs = [shards[number] for number in have[: self.k]]
         outputs = [np.empty_like(inputs[0]) for _ in wanted]
         for first in range(0, len(wanted), MAX_R):
@@ -131,8 +131,9 @@ class Code:
             raise CodeError(f"{self!r} takes {count} {what}, not {len(shards)}")
 
 
-def _check_shard(shard: Bytes, length: int) -> None:
-    array("shard", shard, np.uint8, 1, shape=(length,))
+def _check_shards(what: str, shards: Sequence[Bytes]) -> None:
+    array(f"{what}[0]", shards[0], np.uint8, 1)
+    arrays(what, shards, np.uint8, 1, shape=shards[0].shape)
 
 
 @lru_cache(maxsize=4096)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from planaria.errors import ArgumentError
 from planaria.kernels import twin
-from planaria.kernels.checks import array, arrays, require
+from planaria.kernels.checks import array, arrays, require, require_apart
 from planaria.kernels.types import (
     Bytes,
     Floats,
@@ -153,16 +153,12 @@ def combine(inputs: Sequence[Bytes], outputs: Sequence[Bytes], coef: NDArray[np.
     """outputs[j] = sum over i of coef[j, i] * inputs[i] over GF(2^8), bytes of equal length."""
     require(len(inputs) > 0, "combine needs at least one input")
     require(1 <= len(outputs) <= 4, f"combine gives 1 to 4 outputs, not {len(outputs)}")
+    array("inputs[0]", inputs[0], np.uint8, 1)
     length = inputs[0].shape
     arrays("inputs", inputs, np.uint8, 1, shape=length)
     arrays("outputs", outputs, np.uint8, 1, shape=length, writable=True)
     array("coef", coef, np.uint8, 2, shape=(len(outputs), len(inputs)))
-    for j, output in enumerate(outputs):
-        for other in (*inputs, *outputs[:j]):
-            require(
-                not np.may_share_memory(output, other),
-                f"outputs[{j}] shares memory with another argument; give it its own",
-            )
+    require_apart(outputs, inputs)
     _backend.combine(inputs, outputs, coef)
 
 

@@ -53,3 +53,13 @@ def arrays(
 ) -> None:
     for i, value in enumerate(values):
         array(f"{name}[{i}]", value, dtype, dimensions, shape=shape, writable=writable)
+
+
+def require_apart(outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    """Raises ArgumentError if an output shares memory with an input or with another output."""
+    for j, output in enumerate(outputs):
+        for other in (*inputs, *outputs[:j]):
+            if np.may_share_memory(output, other):
+                raise ArgumentError(
+                    f"output {j} shares memory with another argument; give it its own"
+                )
