@@ -247,6 +247,12 @@ std::pair<uint64_t, uint64_t> digest(ConstRecords records, Array<const uint64_t,
     return {sums[0], sums[1]};
 }
 
+void check_rows(Index index, size_t limit) {
+    nb::gil_scoped_release release;
+    check_range(index.data(), index.shape(0), limit, "index");
+    check_distinct(index.data(), index.shape(0), limit, "index");
+}
+
 // The records of `index` whose bit is not set, in order, into `out`; returns their count.
 size_t missing(ConstBytes bitmap, Index index, IndexOut out) {
     const size_t n = index.shape(0);
@@ -284,6 +290,7 @@ void bind_server(nb::module_& m) {
     m.def("apply", &apply);
     m.def("init_records", &init_records);
     m.def("digest", &digest);
+    m.def("check_distinct", &check_rows);
     m.def("missing", &missing);
     m.def("mark", &mark);
 }

@@ -420,7 +420,7 @@ def test_more_losses_than_parity_are_named() -> None:
 
 def test_a_parity_record_is_not_looked_up() -> None:
     store = Cluster(LAYOUT).stores[0]
-    with pytest.raises(StoreError, match="is parity"):
+    with pytest.raises(RowError, match="which are the data records"):
         store.lookup(0, np.array([store.arenas[0].data_records]))
     with pytest.raises(RowError):
         store.lookup(0, np.array([-1]))

@@ -5,6 +5,7 @@
     ├── CodeError          an erasure code was asked for something it cannot do
     ├── ArgumentError      an array has the wrong shape, dtype or memory layout
     │   └── RowError       a row or record number is out of range, or stands twice where it may not
+    ├── DataError          the training data is not as it should be
     └── StoreError         a server's store cannot do what was asked of it
         ├── StepError      a step arrived out of order
         ├── HistoryGone    a read reaches further back than the history does
@@ -33,6 +34,10 @@ class ArgumentError(PlanariaError, ValueError):
 
 class RowError(ArgumentError):
     """A row or record number is out of range, or stands twice where it may stand once."""
+
+
+class DataError(PlanariaError, ValueError):
+    """The training data is not as it should be: a wrong line, or a file that changed or is gone."""
 
 
 class StoreError(PlanariaError):

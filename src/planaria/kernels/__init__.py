@@ -246,6 +246,12 @@ def digest(records: Records, keys: Keys) -> tuple[int, int]:
     return int(first), int(second)
 
 
+def check_distinct(index: Index, limit: int) -> None:
+    """Raises RowError unless all are below `limit` and none stands twice."""
+    array("index", index, np.int64, 1)
+    _backend.check_distinct(index, limit)
+
+
 def missing(bitmap: Bytes, index: Index) -> Index:
     """Those of `index` whose bit is not set, in order."""
     array("bitmap", bitmap, np.uint8, 1)

@@ -28,7 +28,7 @@ def check_range(index: Index, limit: int, what: str) -> None:
         raise RowError(f"{what}[{at}] is {index[at]}; it must be at least 0 and below {limit}")
 
 
-def check_distinct(index: Index, what: str) -> None:
+def _distinct(index: Index, what: str) -> None:
     if len(np.unique(index)) < len(index):
         _, first = np.unique(index, return_index=True)
         at = int(np.setdiff1d(np.arange(len(index)), first)[0])
@@ -63,7 +63,7 @@ def gather(records: Records, index: Index, out: Records) -> None:
 
 def scatter(records: Records, index: Index, values: Records) -> None:
     check_range(index, len(records), "index")
-    check_distinct(index, "index")
+    _distinct(index, "index")
     records[index] = values
 
 
@@ -76,7 +76,7 @@ def _times(coef: Bytes | None, delta: Records) -> Records:
 
 def mul_add(records: Records, index: Index, coef: Bytes | None, delta: Records) -> None:
     check_range(index, len(records), "index")
-    check_distinct(index, "index")
+    _distinct(index, "index")
     records[index] ^= _times(coef, delta)
 
 
@@ -112,7 +112,7 @@ def apply(
 ) -> int:
     for index in indices:
         check_range(index, limit, "index")
-        check_distinct(index, "index")
+        _distinct(index, "index")
     if not indices:
         return 0
     ids = np.concatenate(indices)
@@ -126,6 +126,11 @@ def apply(
     delta[:distinct] = old ^ new
     records[rows] = new
     return distinct
+
+
+def check_distinct(index: Index, limit: int) -> None:
+    check_range(index, limit, "index")
+    _distinct(index, "index")
 
 
 def missing(bitmap: Bytes, index: Index, out: Index) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 from planaria import kernels
 from planaria.codes import COEFFICIENTS
-from planaria.errors import InvalidRecord, StepError, StoreError
+from planaria.errors import InvalidRecord, RowError, StepError, StoreError
 from planaria.kernels.checks import array
 from planaria.kernels.types import NO_ROW, Bytes, Floats, Index, Records
 from planaria.layout import ArenaLayout, Layout
@@ -155,10 +155,10 @@ class Store:
         width = store.arena.dim
         if as_of is None or as_of == self.step:
             store.require_valid(index)
-            self._check_data(store, index)
+            self.check_data(arena, index)
             out = np.empty((len(index), width), np.uint32)
             return kernels.gather(store.records, index, out).view(np.float32)
-        self._check_data(store, index)
+        self.check_data(arena, index)
         return np.ascontiguousarray(self.read(arena, index, as_of)[:, :width]).view(np.float32)
 
     def read(self, arena: int, index: Index, as_of: int) -> Records:
@@ -170,6 +170,23 @@ class Store:
     def export(self, arena: int, start: int, stop: int, as_of: int) -> Records:
         """Records start .. stop - 1, as of a step: what a rebuild in bulk reads."""
         return self.read(arena, np.arange(start, stop), as_of)
+
+    def check_data(self, arena: int, index: Index) -> None:
+        """Raises unless all are data records of this server."""
+        store = self.arenas[arena]
+        array("index", index, np.int64, 1)
+        if len(index) and (index.min() < 0 or index.max() >= store.data_records):
+            raise RowError(
+                f"a record outside 0 to {store.data_records - 1}, which are the data records, "
+                f"was asked for: {index.min()} to {index.max()}"
+            )
+
+    def check_push(self, arena: int, index: Index, gradients: Floats) -> None:
+        """Raises unless these are distinct data records and their gradients."""
+        self.check_data(arena, index)
+        shape = (len(index), self.arenas[arena].arena.dim)
+        array("gradients", gradients, np.float32, 2, shape=shape)
+        kernels.check_distinct(index, self.arenas[arena].data_records)
 
     def missing(self, arena: int, index: Index) -> Index:
         """Those of `index` that must be decoded before they can be used."""
@@ -263,7 +280,7 @@ class Store:
 
     def apply_parity(self, source: int, step: int, deltas: Sequence[ParityDelta]) -> None:
         """Applies the delta(step) of one source to the parity records, in all arenas."""
-        history = self._history_of(source)
+        history = self.history_of(source)
         history.check_next(step)
         if len(deltas) != len(self.arenas):
             raise StoreError(f"{len(deltas)} arenas in the delta; this job has {len(self.arenas)}")
@@ -280,7 +297,7 @@ class Store:
 
     def retract(self, source: int, step: int) -> None:
         """XORs out the deltas of one source after `step` and forgets them."""
-        for changes in self._history_of(source).retract(step):
+        for changes in self.history_of(source).retract(step):
             self._undo(changes)
 
     # ------------------------------------------------------------------ rebuilding
@@ -331,14 +348,7 @@ class Store:
         for store, change in zip(self.arenas, changes, strict=False):
             kernels.mul_add(store.records, *change)
 
-    def _check_data(self, store: ArenaStore, index: Index) -> None:
-        if len(index) and int(index.max()) >= store.data_records:
-            raise StoreError(
-                f"record {int(index.max())} is parity; data records are 0 to "
-                f"{store.data_records - 1}"
-            )
-
-    def _history_of(self, source: int) -> History:
+    def history_of(self, source: int) -> History:
         try:
             return self.sources[source]
         except KeyError:

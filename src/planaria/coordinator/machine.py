@@ -1,0 +1,272 @@
+"""The coordinator as a state machine: rules 7 and 8.
+
+It changes the view when a member is gone: prepare, gather what everybody holds, decide, install.
+What it must remember is `CoordinatorState`; a driver saves it, whenever `take_state` gives one,
+before it sends anything. A coordinator that starts again with the saved state begins with a view
+change, because it cannot know what its predecessor had sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from planaria.layout import Layout
+from planaria.wire.machine import Outbox
+from planaria.wire.messages import (
+    Done,
+    Hello,
+    Install,
+    Installed,
+    Member,
+    Message,
+    Prepare,
+    Promise,
+    Spawn,
+    Stop,
+    Suspect,
+    View,
+)
+
+SUPERVISOR: Member = "supervisor"
+
+
+class CoordinatorState(msgspec.Struct, frozen=True):
+    """What survives the coordinator: which views were used, and the membership in force."""
+
+    epoch: int
+    n: int
+    install: Install
+
+
+def first_state(servers: list[Member], trainers: list[Member]) -> CoordinatorState:
+    install = Install(
+        view=View(1, 1), committed=0, servers=servers, trainers=trainers, rebuilding=[]
+    )
+    return CoordinatorState(1, 1, install)
+
+
+@dataclass
+class Gathering:
+    """A view change under way: who must answer, and what they hold."""
+
+    view: View
+    waiting: set[Member]
+    since: float
+    promises: dict[Member, Promise] = field(default_factory=dict)
+
+
+class CoordinatorMachine:
+    """The owner of the view. `restarted`: an earlier coordinator had this state."""
+
+    def __init__(
+        self,
+        state: CoordinatorState,
+        layout: Layout,
+        *,
+        restarted: bool,
+        retry_s: float = 0.25,
+        deadline_s: float = 10.0,
+    ) -> None:
+        self.layout = layout
+        self.retry_s = retry_s
+        self.deadline_s = deadline_s
+        epoch = state.epoch + 1 if restarted else state.epoch
+        self.state = CoordinatorState(epoch, state.n, state.install)
+        self.failure: str | None = None
+        self.finished = False
+        self.dead: set[Member] = set()
+        self.spares: dict[str, list[Member]] = {"server": [], "trainer": []}
+        self.installed: set[Member] = set()
+        self.whole: set[Member] = set()
+        self.done: set[Member] = set()
+        self.gathering: Gathering | None = None
+        self._asked: dict[str, int] = {"server": 0, "trainer": 0}
+        self._unsaved = True
+        self._outbox: Outbox = []
+        self._now = 0.0
+        self._last_retry = 0.0
+        if restarted:
+            self._change()
+
+    @property
+    def install(self) -> Install:
+        return self.state.install
+
+    @property
+    def members(self) -> list[Member]:
+        return [*self.install.servers, *self.install.trainers]
+
+    def take_state(self) -> CoordinatorState | None:
+        """The state, if it must be saved before the outbox is sent."""
+        unsaved, self._unsaved = self._unsaved, False
+        return self.state if unsaved else None
+
+    def take_outbox(self) -> Outbox:
+        sent, self._outbox = self._outbox, []
+        return sent
+
+    def receive(self, sender: Member, message: Message, now: float) -> Outbox:
+        self._now = now
+        match message:
+            case Hello():
+                self._on_hello(message)
+            case Suspect():
+                self._on_suspect(message.member)
+            case Promise():
+                self._on_promise(sender, message)
+            case Installed() if message.view == self.install.view:
+                self.installed.add(sender)
+                if message.whole:
+                    self.whole.add(sender)
+            case Done() if message.view == self.install.view and not self.gathering:
+                self.done.add(sender)
+                if self.done >= set(self.install.trainers):
+                    self._finish("the job is done")
+        return self.take_outbox()
+
+    def _on_hello(self, hello: Hello) -> None:
+        if hello.member in self.dead:
+            return
+        if hello.member in self.members:
+            if self.gathering is None:
+                self._send(hello.member, self.install)
+        elif hello.role in self.spares and hello.member not in self.spares[hello.role]:
+            self.spares[hello.role].append(hello.member)
+            self._asked[hello.role] = max(self._asked[hello.role] - 1, 0)
+            self._decide_if_complete()
+
+    def _on_suspect(self, member: Member) -> None:
+        if member in self.dead or self.finished:
+            return
+        self.dead.add(member)
+        for spares in self.spares.values():
+            if member in spares:
+                spares.remove(member)
+        if member in self.members:
+            self._change()
+
+    # ------------------------------------------------------------------ a view change
+
+    def _change(self) -> None:
+        """Rule 7: a number never used before, saved first; then everybody who lives prepares."""
+        if self.failure or self.finished:
+            return
+        self.state = CoordinatorState(self.state.epoch, self.state.n + 1, self.state.install)
+        self._unsaved = True
+        view = View(self.state.epoch, self.state.n)
+        living = {member for member in self.members if member not in self.dead}
+        self.gathering = Gathering(view, set(living), self._now)
+        for member in sorted(living):
+            self._send(member, Prepare(view=view))
+        self._decide_if_complete()
+
+    def _on_promise(self, sender: Member, promise: Promise) -> None:
+        gathering = self.gathering
+        if gathering and promise.view == gathering.view and sender in gathering.waiting:
+            gathering.waiting.discard(sender)
+            gathering.promises[sender] = promise
+            self._decide_if_complete()
+
+    def _decide_if_complete(self) -> None:
+        gathering = self.gathering
+        if gathering is None or gathering.waiting:
+            return
+        if lost := self._what_is_lost(gathering.promises):
+            self.failure = lost
+            self._finish(lost)
+            return
+        for role, places in (("server", self.install.servers), ("trainer", self.install.trainers)):
+            missing = sum(member in self.dead for member in places) - len(self.spares[role])
+            if missing > 0:
+                if missing > self._asked[role]:
+                    self._send(
+                        SUPERVISOR,
+                        Spawn(view=gathering.view, role=role, count=missing - self._asked[role]),
+                    )
+                    self._asked[role] = missing
+                return
+        self._decide(gathering)
+
+    def _what_is_lost(self, promises: dict[Member, Promise]) -> str | None:
+        """A sentence if the job cannot go on, naming what is gone (rule 8)."""
+        whole = {
+            place
+            for place, member in enumerate(self.install.servers)
+            if member in promises and promises[member].whole
+        }
+        lost = [
+            group
+            for group, places in enumerate(self.layout.groups.tolist())
+            if sum(place not in whole for place in places) > self.layout.r
+        ]
+        if lost:
+            gone = sorted(set(range(len(self.install.servers))) - whole)
+            named = ", ".join(str(self.layout.groups[group].tolist()) for group in lost[:3])
+            return (
+                f"more than {self.layout.r} servers of a group were lost: places {gone} are gone "
+                f"or not rebuilt, which {len(lost)} groups cannot bear, among them {named}"
+            )
+        replicas = [m for m in self.install.trainers if m in promises and not promises[m].blank]
+        return None if replicas else "no trainer is left that holds the dense network"
+
+    def _decide(self, gathering: Gathering) -> None:
+        """Rule 8: the committed step is what everybody holds who holds anything."""
+        promises = gathering.promises
+        committed = min(p.held for p in promises.values() if not p.blank)
+        servers = [self._living_or_spare("server", member) for member in self.install.servers]
+        trainers = [self._living_or_spare("trainer", member) for member in self.install.trainers]
+        rebuilding = [
+            place
+            for place, member in enumerate(servers)
+            if member not in promises or not promises[member].whole
+        ]
+        install = Install(
+            view=gathering.view,
+            committed=max(committed, self.install.committed),
+            servers=servers,
+            trainers=trainers,
+            rebuilding=rebuilding,
+        )
+        self.state = CoordinatorState(self.state.epoch, self.state.n, install)
+        self._unsaved = True
+        self.gathering = None
+        self.installed, self.whole, self.done = set(), set(), set()
+        for member in self.members:
+            self._send(member, install)
+
+    def _living_or_spare(self, role: str, member: Member) -> Member:
+        return self.spares[role].pop(0) if member in self.dead else member
+
+    # ------------------------------------------------------------------ timers and the end
+
+    def tick(self, now: float) -> Outbox:
+        self._now = now
+        if now - self._last_retry >= self.retry_s and not self.finished:
+            self._last_retry = now
+            self._retry(now)
+        return self.take_outbox()
+
+    def _retry(self, now: float) -> None:
+        if self.gathering is None:
+            for member in self.members:
+                if member not in self.installed:
+                    self._send(member, self.install)
+        elif now - self.gathering.since > self.deadline_s and self.gathering.waiting:
+            for member in sorted(self.gathering.waiting):
+                self.dead.add(member)
+            self._change()
+        else:
+            for member in sorted(self.gathering.waiting):
+                self._send(member, Prepare(view=self.gathering.view))
+
+    def _finish(self, reason: str) -> None:
+        self.finished = True
+        everybody = [*self.members, *self.spares["server"], *self.spares["trainer"], SUPERVISOR]
+        for member in everybody:
+            if member not in self.dead:
+                self._send(member, Stop(view=self.install.view, reason=reason))
+
+    def _send(self, to: Member, message: Message) -> None:
+        self._outbox.append((to, message))

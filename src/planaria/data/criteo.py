@@ -1,0 +1,284 @@
+"""Criteo's click logs: one sample per line, 40 fields between tabs, plain or gzip.
+
+The fields are the label (0 or 1), 13 integers and 26 ids in hexadecimal. A field may be empty,
+but not the label.
+
+- An integer x becomes log(1 + max(x, 0)); a missing one becomes 0.
+- An id becomes a row: its value, mixed with the table's number, modulo (rows - 1), plus 1. Row 0
+  of every table stands for "missing", and for nothing else unless the table has one row only.
+
+Logarithms come from + - * / alone, so that every machine reads the same bits.
+
+Any sample can be asked for. A file is cut into chunks of whole lines, and where each begins is
+remembered the first time that it is passed; the last few chunks stay in memory. Going further back
+costs a plain file one seek, but a gzip file has to be decompressed again from its beginning: unpack
+files that more than one pass is made over. How many `samples` there are is counted when it is first
+asked for, by one pass over what has not been passed yet.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from io import BufferedReader
+from typing import NoReturn, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planaria.data.source import DENSE, Batch, check_range, check_tables
+from planaria.errors import ArgumentError, DataError
+from planaria.kernels.twin_numbers import GOLDEN, log_exact, mix
+from planaria.kernels.types import Bytes, Index, Keys
+
+TABLES = 26
+FIELDS = 1 + DENSE + TABLES
+CHUNK_BYTES = 2**20
+CHUNKS_KEPT = 4
+MAX_DIGITS = 18  # of an integer: fits int64
+MAX_HEX_DIGITS = 16  # of an id: fits uint64
+
+_TAB, _NEWLINE, _RETURN, _MINUS, _ZERO = (np.uint8(ord(c)) for c in "\t\n\r-0")
+_NO_DIGIT = np.uint8(255)
+_DIGITS: Bytes = np.full(256, _NO_DIGIT)  # value of each character as a hexadecimal digit
+for _value, _characters in enumerate([*"0123456789", "aA", "bB", "cC", "dD", "eE", "fF"]):
+    _DIGITS[[ord(c) for c in _characters]] = _value
+
+Mask = NDArray[np.bool_]
+
+
+class CriteoFile:
+    """A source that reads one file; `close` it, or use it in a `with` statement."""
+
+    def __init__(self, path: str | os.PathLike[str], tables: Sequence[int]) -> None:
+        self.tables = check_tables(tables)
+        if len(self.tables) != TABLES:
+            raise ArgumentError(f"Criteo's data has {TABLES} tables; rows of {len(tables)} given")
+        self._lines = _Lines(os.fspath(path))
+
+    @property
+    def samples(self) -> int:
+        return self._lines.count()
+
+    def read(self, start: int, count: int) -> Batch:
+        check_range(start, count)
+        text = self._lines.take(start, count)
+        return _parse(text, self.tables, self._lines.path, start + 1)
+
+    def close(self) -> None:
+        self._lines.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Lines:
+    """The lines of a file by number, from 0.
+
+    Chunk i begins with line `_first_lines[i]`, at byte `_offsets[i]` of the unpacked file, and ends
+    with the last whole line of the next CHUNK_BYTES bytes; so the chunks are the same whichever way
+    the file is passed. The last entries are those of the first chunk not passed yet.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._first_lines = [0]
+        self._offsets = [0]
+        self._total: int | None = None
+        self._kept: OrderedDict[int, bytes] = OrderedDict()  # chunks, the latest used last
+        self._tail = b""  # read, but part of the next chunk
+        self._stream: gzip.GzipFile | BufferedReader
+        try:
+            self._stamp = self._stamp_now()
+            with open(path, "rb") as file:
+                packed = file.read(2) == b"\x1f\x8b"
+            self._stream = gzip.GzipFile(path) if packed else open(path, "rb")  # noqa: SIM115
+        except OSError as error:
+            raise DataError(f"cannot open {path}: {error.strerror}; check the path") from error
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def count(self) -> int:
+        while self._total is None:
+            self._chunk(len(self._offsets) - 1)
+        return self._total
+
+    def take(self, start: int, count: int) -> bytes:
+        """`count` lines, each with its newline; fewer where the file ends before."""
+        self._check_unchanged()
+        pieces: list[bytes] = []
+        at, end = start, start + count
+        while at < end and (self._total is None or at < self._total):
+            number = bisect_right(self._first_lines, at) - 1
+            chunk = self._chunk(number)
+            first = self._first_lines[number]
+            stop = min(end, self._first_lines[number + 1])
+            if stop > at:
+                pieces.append(_cut(chunk, at - first, stop - first))
+                at = stop
+        return b"".join(pieces)
+
+    def _chunk(self, number: int) -> bytes:
+        if number in self._kept:
+            self._kept.move_to_end(number)
+            return self._kept[number]
+        try:
+            data, at_end = self._read(self._offsets[number])
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"cannot read {self.path}: {error}; restore the file") from error
+        self._check_unchanged()
+        if number == len(self._offsets) - 1:
+            self._first_lines.append(self._first_lines[number] + data.count(b"\n"))
+            self._offsets.append(self._offsets[number] + len(data))
+            if at_end:
+                self._total = self._first_lines[-1]
+        self._kept[number] = data
+        if len(self._kept) > CHUNKS_KEPT:
+            self._kept.popitem(last=False)
+        return data
+
+    def _read(self, offset: int) -> tuple[bytes, bool]:
+        """(the chunk at `offset`, whether the file ends with it)."""
+        if self._stream.tell() != offset + len(self._tail):
+            self._stream.seek(offset)
+            self._tail = b""
+        wanted = CHUNK_BYTES - len(self._tail)
+        data = self._tail + self._stream.read(wanted)
+        if len(data) < CHUNK_BYTES:
+            self._tail = b""
+            return data if data.endswith(b"\n") or not data else data + b"\n", True
+        end = data.rfind(b"\n") + 1
+        if end == 0:
+            raise DataError(
+                f"{self.path} has no line end in {CHUNK_BYTES} bytes from byte {offset}; "
+                f"expected lines of {FIELDS} fields between tabs"
+            )
+        self._tail = data[end:]
+        return data[:end], False
+
+    def _stamp_now(self) -> tuple[int, int]:
+        status = os.stat(self.path)
+        return status.st_size, status.st_mtime_ns
+
+    def _check_unchanged(self) -> None:
+        try:
+            stamp = self._stamp_now()
+        except OSError as error:
+            raise DataError(
+                f"{self.path} is gone ({error.strerror}); a job needs its data until it ends"
+            ) from error
+        if stamp != self._stamp:
+            raise DataError(
+                f"{self.path} was written to while it was read: {self._stamp[0]} bytes at first, "
+                f"{stamp[0]} now; give a job a file that nobody changes"
+            )
+
+
+def _cut(chunk: bytes, first: int, stop: int) -> bytes:
+    """Lines first to stop - 1 of a chunk."""
+    ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == _NEWLINE)
+    return chunk[ends[first - 1] + 1 if first else 0 : ends[stop - 1] + 1]
+
+
+# ---------------------------------------------------------------------------- lines to samples
+
+
+def _parse(text: bytes, tables: Sequence[int], path: str, first_line: int) -> Batch:
+    """`text` is whole lines; `first_line` counts from 1, as editors do."""
+    # Digits are looked up past the end of short fields, hence the padding.
+    data = np.frombuffer(text + bytes(MAX_DIGITS + 1), np.uint8)
+    starts, ends = _fields(data, text, path, first_line)
+    lengths = ends - starts
+    labels, bad_labels = _labels(data, starts[:, :1], lengths[:, :1])
+    integers, bad_integers = _integers(data, starts[:, 1 : 1 + DENSE], lengths[:, 1 : 1 + DENSE])
+    values, bad_ids = _hexadecimals(data, starts[:, 1 + DENSE :], lengths[:, 1 + DENSE :])
+    bad = np.concatenate([bad_labels, bad_integers, bad_ids], axis=1)
+    if bad.any():
+        line, field = (int(x) for x in np.argwhere(bad)[0])
+        found = text[starts[line, field] : ends[line, field]]
+        _refuse_field(path, first_line + line, field, found)
+    dense = log_exact(np.maximum(integers, 0) + 1.0).astype(np.float32)
+    ids = _rows(values, lengths[:, 1 + DENSE :] == 0, tables)
+    return Batch(dense, ids, labels[:, 0].astype(np.float32))
+
+
+def _fields(data: Bytes, text: bytes, path: str, first_line: int) -> tuple[Index, Index]:
+    """Where fields start and end, int64[lines, 40] each."""
+    lines = text.count(b"\n")
+    marks = np.flatnonzero((data == _TAB) | (data == _NEWLINE))
+    wrong = len(marks) != lines * FIELDS
+    if not wrong:
+        wrong = bool((data[marks[FIELDS - 1 :: FIELDS]] != _NEWLINE).any())
+    if wrong:
+        counts = [line.count(b"\t") + 1 for line in text.split(b"\n")]
+        line = next(i for i, fields in enumerate(counts) if fields != FIELDS)
+        raise DataError(
+            f"{path}, line {first_line + line}: {counts[line]} fields; expected {FIELDS} between "
+            f"tabs: label, {DENSE} integers, {TABLES} hexadecimal ids"
+        )
+    starts = np.zeros_like(marks)
+    starts[1:] = marks[:-1] + 1
+    marks[FIELDS - 1 :: FIELDS] -= data[marks[FIELDS - 1 :: FIELDS] - 1] == _RETURN
+    return starts.reshape(lines, FIELDS), marks.reshape(lines, FIELDS)
+
+
+def _labels(data: Bytes, starts: Index, lengths: Index) -> tuple[Bytes, Mask]:
+    labels = data[starts] - _ZERO
+    return labels, (lengths != 1) | (labels > 1)
+
+
+def _integers(data: Bytes, starts: Index, lengths: Index) -> tuple[Index, Mask]:
+    """(values, which are no integers); an empty field is 0."""
+    negative = (data[starts] == _MINUS) & (lengths > 0)
+    starts, digits = starts + negative, lengths - negative
+    bad: Mask = (digits > MAX_DIGITS) | (negative & (digits == 0))
+    values = np.zeros(starts.shape, np.int64)
+    for i in range(min(int(digits.max(initial=0)), MAX_DIGITS)):
+        there = digits > i
+        digit = _DIGITS[data[starts + i]]
+        bad |= there & (digit > 9)
+        values = np.where(there, values * 10 + digit, values)
+    return np.where(negative, -values, values), bad
+
+
+def _hexadecimals(data: Bytes, starts: Index, lengths: Index) -> tuple[Keys, Mask]:
+    """(values, which are not hexadecimal); an empty field is 0."""
+    bad: Mask = lengths > MAX_HEX_DIGITS
+    values = np.zeros(starts.shape, np.uint64)
+    for i in range(min(int(lengths.max(initial=0)), MAX_HEX_DIGITS)):
+        there = lengths > i
+        digit = _DIGITS[data[starts + i]]
+        bad |= there & (digit == _NO_DIGIT)
+        values = np.where(there, values << np.uint64(4) | digit, values)
+    return values, bad
+
+
+def _rows(values: Keys, missing: Mask, tables: Sequence[int]) -> Index:
+    keys = mix(np.arange(1, len(tables) + 1, dtype=np.uint64) * GOLDEN)
+    spread = np.array([max(rows - 1, 1) for rows in tables], np.uint64)
+    rows: Index = (mix(values + keys) % spread).astype(np.int64) + 1
+    rows[missing] = 0
+    np.minimum(rows, np.array(tables) - 1, out=rows)
+    return rows
+
+
+def _refuse_field(path: str, line: int, field: int, found: bytes) -> NoReturn:
+    if field == 0:
+        what, expected = "the label", "0 or 1"
+    elif field <= DENSE:
+        what, expected = f"integer {field}", f"up to {MAX_DIGITS} digits, or nothing"
+    else:
+        what = f"id {field - DENSE}"
+        expected = f"up to {MAX_HEX_DIGITS} hexadecimal digits, or nothing"
+    shown = found[:40].decode("utf-8", "backslashreplace")
+    raise DataError(
+        f"{path}, line {line}, field {field + 1}: {what} is {shown!r}; expected {expected}"
+    )

@@ -1,0 +1,24 @@
+"""What every server of a job must agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from planaria.layout import Layout
+from planaria.optimizers import Optimizer
+from planaria.tables import Arena
+
+
+@dataclass(frozen=True)
+class ServerJob:
+    arenas: Sequence[Arena]
+    layout: Layout
+    optimizer: Optimizer
+    seed: int
+    ranks: int  # trainers and shadows
+    lr: Callable[[int], float]  # the learning rate of a step
+    keep_steps: int = 2
+    retry_s: float = 1.0
+    rebuild_chunk: int = 4096  # records that the background sweep asks for at a time
+    rebuild_jobs: int = 2  # how many such requests may be under way

@@ -1,0 +1,308 @@
+"""The embedding server as a state machine: rules 1 to 5 of a step, 9 to 15 of a recovery.
+
+It applies step t when it holds push(t) from all ranks, sends each parity holder one delta(t), and
+answers lookup(t + 1) as of t once every holder has acknowledged everything up to t. Records that
+are not valid yet are decoded before they are used (server/rebuilding.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planaria.errors import HistoryGone, InvalidRecord, PlanariaError, StepError
+from planaria.kernels.types import Floats, Index
+from planaria.server.job import ServerJob
+from planaria.server.rebuilding import Rebuilder
+from planaria.server.store import ParityDelta, Store
+from planaria.wire.machine import COORDINATOR, Machine
+from planaria.wire.messages import (
+    Ack,
+    Answer,
+    Delta,
+    Install,
+    Installed,
+    Lookup,
+    MateReply,
+    MateRequest,
+    Member,
+    Message,
+    Promise,
+    Push,
+)
+
+
+class ServerMachine(Machine):
+    """One server. `fresh`: it starts the job with its records initialised, at step 0.
+
+    Otherwise it is a spare, and gets its place and its step from the first install that names it.
+    """
+
+    def __init__(self, member: Member, job: ServerJob, *, fresh_place: int | None = None) -> None:
+        super().__init__(member, job.retry_s)
+        self.job = job
+        self.place = -1
+        self.store: Store | None = None
+        self.rebuilder: Rebuilder | None = None
+        self.pushes: dict[int, dict[int, Push]] = {}  # step -> rank
+        self.lookups: dict[tuple[int, int], tuple[Member, Lookup]] = {}  # (step, rank)
+        self.acks: dict[int, set[int]] = {}  # step -> places that have acknowledged it
+        self.holders: tuple[int, ...] = ()
+        self.errors: list[str] = []  # messages that were refused, for the log
+        if fresh_place is not None:
+            self._take_place(fresh_place, None)
+
+    @property
+    def step(self) -> int:
+        return self.store.step if self.store else 0
+
+    @property
+    def whole(self) -> bool:
+        return self.store is not None and self.store.invalid_records == 0
+
+    def _take_place(self, place: int, blank_at: int | None) -> None:
+        job = self.job
+        self.place = place
+        self.store = Store(
+            job.arenas,
+            job.layout,
+            place,
+            job.optimizer,
+            seed=job.seed,
+            keep_steps=job.keep_steps,
+            blank_at=blank_at,
+        )
+        self.holders = job.layout.holders(place)
+        self.rebuilder = Rebuilder(self.store, job)
+
+    # ------------------------------------------------------------------ views
+
+    def held(self) -> Promise:
+        held = self.store.held_step if self.store else 0
+        return Promise(view=self.promised, held=held, blank=self.store is None, whole=self.whole)
+
+    def on_install(self, old: Install | None, new: Install) -> None:
+        if self.member not in new.servers:
+            return  # a spare, or fenced off: the driver looks at `install`
+        if self.store is None:
+            self._take_place(new.servers.index(self.member), new.committed)
+        elif old is not None:
+            for source in self.store.sources:  # rule 9
+                if new.servers[source] != old.servers[source]:
+                    self.store.retract(source, new.committed)
+        assert self.store
+        assert self.rebuilder
+        self.pushes.clear()  # rule 11
+        self.lookups.clear()
+        self.acks = {}
+        for step in range(new.committed + 1, self.store.step + 1):  # rule 10
+            self.acks[step] = set()
+            self._send_delta(step, self.holders)
+        self.rebuilder.on_install(new)
+        self.send(COORDINATOR, Installed(view=self.view, whole=self.whole))
+        self._progress()
+
+    # ------------------------------------------------------------------ messages
+
+    def on_message(self, sender: Member, message: Message) -> None:
+        if self.store is None or self.rebuilder is None:
+            return
+        try:
+            match message:
+                case Lookup():
+                    self._on_lookup(sender, message)
+                case Push():
+                    self._on_push(message)
+                case Delta():
+                    self._on_delta(sender, message)
+                case Ack():
+                    if message.step in self.acks and message.place in self.holders:
+                        self.acks[message.step].add(message.place)
+                case MateRequest():
+                    self._on_mate_request(sender, message)
+                case MateReply():
+                    self.rebuilder.on_reply(message, self._committed_here())
+        except PlanariaError as error:
+            # Nothing was changed: every handler checks before it writes.
+            self.errors.append(f"{type(message).__name__} from {sender}: {error}")
+        self._progress()
+
+    def _on_lookup(self, sender: Member, message: Lookup) -> None:
+        store = self._checked(message.step, message.rank, message.indices)
+        if message.step <= store.step - store.own.keep:
+            return  # an answer that everybody has long used
+        for arena, index in enumerate(message.indices):
+            store.check_data(arena, index)
+        self.lookups[message.step, message.rank] = (sender, message)
+
+    def _on_push(self, message: Push) -> None:
+        store = self._checked(message.step, message.rank, message.indices)
+        if message.step <= store.step:
+            return
+        for arena, (index, gradients) in enumerate(
+            zip(message.indices, message.gradients, strict=True)
+        ):
+            store.check_push(arena, index, gradients)
+        self.pushes.setdefault(message.step, {})[message.rank] = message
+
+    def _checked(self, step: int, rank: int, indices: Sequence[Index]) -> Store:
+        assert self.store
+        if not 0 <= rank < self.job.ranks:
+            raise StepError(f"there is no rank {rank}; ranks are 0 to {self.job.ranks - 1}")
+        if not 1 <= step <= self.store.step + 3:  # trainers ask one step ahead
+            raise StepError(f"step {step} is too far from step {self.store.step}")
+        if len(indices) != len(self.store.arenas):
+            raise StepError(f"{len(indices)} arenas; this job has {len(self.store.arenas)}")
+        return self.store
+
+    def _on_delta(self, sender: Member, message: Delta) -> None:
+        assert self.store
+        history = self.store.history_of(message.place)
+        if message.step == history.last + 1:
+            deltas = [
+                ParityDelta(*pair) for pair in zip(message.indices, message.deltas, strict=True)
+            ]
+            self.store.apply_parity(message.place, message.step, deltas)
+        elif message.step > history.last + 1:
+            return  # an earlier one was lost on the way and will be sent again
+        self.send(sender, Ack(view=self.view, place=self.place, step=message.step))
+
+    def _on_mate_request(self, sender: Member, message: MateRequest) -> None:
+        """Rule 14: answer at once, whatever the answer is."""
+        assert self.store
+        status, records = "value", None
+        try:
+            if not 0 <= message.arena < len(self.store.arenas):
+                raise StepError(f"there is no arena {message.arena}")
+            records = self.store.read(message.arena, message.indices, message.as_of)
+        except InvalidRecord:
+            status = "invalid"
+        except HistoryGone:
+            status = "gone"
+        except StepError:
+            status = "behind"
+        reply = MateReply(
+            view=self.view,
+            request=message.request,
+            place=self.place,
+            status=status,
+            committed=self._committed_here(),
+            records=records,
+        )
+        self.send(sender, reply)
+
+    def _committed_here(self) -> int:
+        """The latest step that this server knows to be committed (rule 2)."""
+        assert self.store
+        assert self.install
+        lasts = [history.last - 1 for history in self.store.sources.values()]
+        committed = max([self.install.committed, self.store.step - 1, *lasts])
+        if len(self.pushes.get(self.store.step + 1, ())) == self.job.ranks:
+            committed = max(committed, self.store.step)
+        return committed
+
+    # ------------------------------------------------------------------ progress
+
+    def _progress(self) -> None:
+        if self.store is None or self.rebuilder is None or self.frozen():
+            return
+        was_whole = self.whole
+        while self._apply_next():
+            pass
+        for key in sorted(self.lookups):
+            self._answer(key)
+        self.outbox += self.rebuilder.take_requests(self.view, self._committed_here())
+        if self.whole and not was_whole:
+            self._became_whole()
+
+    def _became_whole(self) -> None:
+        self.send(COORDINATOR, Installed(view=self.view, whole=True))
+
+    def _apply_next(self) -> bool:
+        """Applies the next step if all its pushes are here and all its rows are valid."""
+        assert self.store
+        assert self.rebuilder
+        step = self.store.step + 1
+        pushes = self.pushes.get(step, {})
+        if len(pushes) < self.job.ranks:
+            return False
+        in_rank_order = [pushes[rank] for rank in range(self.job.ranks)]
+        if self._missing([push.indices for push in in_rank_order]):
+            return False
+        contributions: list[list[tuple[Index, Floats]]] = [
+            [(push.indices[arena], push.gradients[arena]) for push in in_rank_order]
+            for arena in range(len(self.store.arenas))
+        ]
+        self.store.apply(step, contributions, self.job.lr(step))
+        del self.pushes[step]
+        self.acks[step] = set()
+        for old in [s for s in self.acks if s <= step - 2]:
+            del self.acks[old]
+        self._send_delta(step, self.holders)
+        return True
+
+    def _answer(self, key: tuple[int, int]) -> None:
+        """Rule 4: answer as of step - 1 once that is applied and protected everywhere."""
+        assert self.store
+        sender, lookup = self.lookups[key]
+        as_of = lookup.step - 1
+        if self._missing([lookup.indices]) or self.store.step < as_of:
+            return
+        if any(
+            len(places) < len(self.holders) for step, places in self.acks.items() if step <= as_of
+        ):
+            return
+        weights = [
+            self.store.lookup(arena, index, as_of) for arena, index in enumerate(lookup.indices)
+        ]
+        del self.lookups[key]
+        answer = Answer(view=self.view, place=self.place, step=lookup.step, weights=weights)
+        self.send(sender, answer)
+
+    def _missing(self, requests: Sequence[Sequence[Index]]) -> bool:
+        """Whether any record of these is not valid yet; asks for those."""
+        assert self.store
+        assert self.rebuilder
+        if not self.store.invalid_records:
+            return False
+        found = False
+        for indices in requests:
+            for arena, index in enumerate(indices):
+                missing = self.store.missing(arena, index)
+                if len(missing):
+                    found = True
+                    self.rebuilder.want(arena, missing)
+        return found
+
+    def _send_delta(self, step: int, holders: Sequence[int]) -> None:
+        assert self.store
+        assert self.install
+        changes = self.store.own.after(step - 1)[0]
+        deltas = self.store.parity_deltas(changes)
+        for holder in holders:
+            message = Delta(
+                view=self.view,
+                place=self.place,
+                step=step,
+                indices=[delta.indices for delta in deltas[holder]],
+                deltas=[delta.delta for delta in deltas[holder]],
+            )
+            self.send(self.install.servers[holder], message)
+
+    # ------------------------------------------------------------------ timers
+
+    def on_retry(self) -> None:
+        if self.store is None or self.rebuilder is None:
+            return
+        for step, places in self.acks.items():
+            waiting_for = [holder for holder in self.holders if holder not in places]
+            if waiting_for:
+                self._send_delta(step, waiting_for)
+        self.outbox += self.rebuilder.resend(self.view)
+        self._progress()
+
+
+def empty_indices(arenas: int) -> list[Index]:
+    """What a trainer sends to a server that it wants nothing from."""
+    return [np.zeros(0, np.int64) for _ in range(arenas)]

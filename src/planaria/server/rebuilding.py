@@ -1,0 +1,170 @@
+"""Rebuilding: which records are asked for, from whom, what becomes of the answers (rules 13, 14).
+
+A *job* is a set of records of one arena, decoded together as of one committed step. Each record has
+k stripe-mates; the job asks each place once, for all records that it can help with. Jobs on demand
+are made of the records that a step or a lookup needs now; the background sweep makes jobs of
+whatever is left, region by region.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planaria import kernels
+from planaria.errors import HistoryGone, StepError
+from planaria.kernels.types import Bytes, Index, Records
+from planaria.server.decoding import Mates, find_mates
+from planaria.server.job import ServerJob
+from planaria.server.store import Store
+from planaria.wire.machine import Outbox
+from planaria.wire.messages import Install, MateReply, MateRequest, View
+
+
+@dataclass
+class DecodeJob:
+    arena: int
+    index: Index  # the records to decode
+    mates: Mates
+    as_of: int
+    out: Records  # accumulates coefficient times mate
+    sweep: bool
+    asked: dict[int, tuple[Index, Index]] = field(default_factory=dict)
+    """place -> (rows of this job, columns of its mates) that are still to be answered"""
+
+
+class Rebuilder:
+    """The decode jobs of one server. Requests go out through `take_requests`."""
+
+    def __init__(self, store: Store, job: ServerJob) -> None:
+        self.store = store
+        self.job = job
+        self.jobs: dict[int, DecodeJob] = {}
+        self.rows_rebuilt = 0
+        self.bytes_rebuilt = 0
+        self._next_request = 0
+        self._wanted: list[tuple[int, Index]] = []
+        self._hint = 0
+        self._avoid: set[int] = set()
+        self._install: Install | None = None
+        self._requested: list[Bytes] = []
+        self._sweep_at: list[int] = []
+
+    def on_install(self, install: Install) -> None:
+        """A new view: forget everything that is under way and start again."""
+        self._install = install
+        self._avoid = set(install.rebuilding)
+        self._restart()
+
+    def _restart(self) -> None:
+        self.jobs.clear()
+        self._wanted.clear()
+        self._hint = 0
+        self._requested = [np.zeros_like(arena.bitmap) for arena in self.store.arenas]
+        self._sweep_at = [0] * len(self.store.arenas)
+
+    def want(self, arena: int, index: Index) -> None:
+        """These records are needed now."""
+        fresh = kernels.missing(self._requested[arena], np.unique(index))
+        if len(fresh):
+            kernels.mark(self._requested[arena], fresh)
+            self._wanted.append((arena, fresh))
+
+    def take_requests(self, view: View, committed: int) -> Outbox:
+        """New requests for what is wanted, and for the next piece of the sweep."""
+        if not self.store.invalid_records:
+            return []
+        as_of = max(committed, self._hint)
+        out: Outbox = []
+        wanted, self._wanted = self._wanted, []
+        for arena, index in wanted:
+            out += self._start(view, arena, index, as_of, sweep=False)
+        while sum(job.sweep for job in self.jobs.values()) < self.job.rebuild_jobs:
+            piece = self._next_piece()
+            if piece is None:
+                break
+            out += self._start(view, *piece, as_of, sweep=True)
+        return out
+
+    def _next_piece(self) -> tuple[int, Index] | None:
+        """The next records that are neither valid nor asked for, in order."""
+        for arena, store in enumerate(self.store.arenas):
+            while self._sweep_at[arena] < len(store.records):
+                start = self._sweep_at[arena]
+                stop = min(start + self.job.rebuild_chunk, len(store.records))
+                self._sweep_at[arena] = stop
+                index = store.missing(np.arange(start, stop))
+                index = kernels.missing(self._requested[arena], index)
+                if len(index):
+                    kernels.mark(self._requested[arena], index)
+                    return arena, index
+        return None
+
+    def _start(self, view: View, arena: int, index: Index, as_of: int, *, sweep: bool) -> Outbox:
+        store = self.store.arenas[arena]
+        mates = find_mates(store.layout, self.store.place, index, self._avoid)
+        out = np.zeros((len(index), store.arena.words), np.uint32)
+        job = DecodeJob(arena, index, mates, as_of, out, sweep)
+        for place in np.unique(mates.places):
+            rows, columns = map(np.ascontiguousarray, np.nonzero(mates.places == place))
+            job.asked[int(place)] = (rows, columns)
+        self._next_request += 1
+        self.jobs[self._next_request] = job
+        return self._requests(view, self._next_request, job)
+
+    def _requests(self, view: View, number: int, job: DecodeJob) -> Outbox:
+        assert self._install
+        return [
+            (
+                self._install.servers[place],
+                MateRequest(
+                    view=view,
+                    request=number,
+                    arena=job.arena,
+                    as_of=job.as_of,
+                    indices=job.mates.indices[rows, columns],
+                ),
+            )
+            for place, (rows, columns) in job.asked.items()
+        ]
+
+    def resend(self, view: View) -> Outbox:
+        """Asks again for what was not answered, with the same number."""
+        return [
+            request
+            for number, job in self.jobs.items()
+            for request in self._requests(view, number, job)
+        ]
+
+    def on_reply(self, reply: MateReply, committed: int) -> None:
+        job = self.jobs.get(reply.request)
+        if job is None or reply.place not in job.asked:
+            return
+        if reply.status != "value" or reply.records is None:
+            self._hint = max(self._hint, reply.committed if reply.status == "gone" else 0)
+            if reply.status == "invalid":
+                self._avoid.add(reply.place)
+            self._again(reply.request, committed)
+            return
+        rows, columns = job.asked[reply.place]
+        coef = np.ascontiguousarray(job.mates.coef[rows, columns])
+        kernels.mul_add(job.out, rows, coef, reply.records)
+        del job.asked[reply.place]
+        if not job.asked:
+            self._finish(reply.request, job, committed)
+
+    def _finish(self, number: int, job: DecodeJob, committed: int) -> None:
+        try:
+            restored = self.store.restore(job.arena, job.index, job.out, job.as_of)
+        except (HistoryGone, StepError):  # parity cannot be brought forward from so far back
+            self._again(number, committed)
+            return
+        del self.jobs[number]
+        self.rows_rebuilt += restored
+        self.bytes_rebuilt += restored * job.out.shape[1] * 4
+
+    def _again(self, number: int, committed: int) -> None:
+        """Starts the job over, as of what is committed by now."""
+        job = self.jobs.pop(number)
+        self._wanted.append((job.arena, job.index))

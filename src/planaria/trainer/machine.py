@@ -1,0 +1,308 @@
+"""The trainer's side of the protocol, as a state machine.
+
+The driver reads samples and computes; the machine talks. In turn, for each step:
+
+    while (step := machine.wants_ids()) is not None: machine.give_ids(step, ...)
+    rows = machine.ready()            # once all answers and the dense network of step - 1 are here
+    machine.give_gradients(...)       # pushes, and the dense gradient to all trainers
+
+A shadow is a trainer without samples: it keeps a replica of the dense network and does all of this
+by itself, empty-handed. Nothing of a step is forgotten before it can no longer be needed: pushes
+and dense gradients of the last two steps are kept and sent again after a view change (rules 5, 11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from planaria.errors import StepError
+from planaria.kernels.types import Floats, Index, Records
+from planaria.wire.machine import COORDINATOR, Machine
+from planaria.wire.messages import (
+    Answer,
+    DenseGradient,
+    DenseReply,
+    DenseRequest,
+    Done,
+    Install,
+    Installed,
+    Lookup,
+    Member,
+    Message,
+    Promise,
+    Push,
+)
+
+
+class Dense(Protocol):
+    """The dense network's state: what planaria.trainer.dense.DenseState gives."""
+
+    @property
+    def step(self) -> int: ...
+    def apply(self, step: int, gradients: Sequence[Floats | None], lr: float) -> None: ...
+    def export(self, as_of: int) -> Records: ...
+    def restore(self, step: int, state: Records) -> None: ...
+
+
+@dataclass(frozen=True)
+class TrainerJob:
+    servers: int
+    dims: Sequence[int]  # of the arenas
+    trainers: int  # ranks with samples
+    ranks: int  # trainers and shadows
+    steps: int
+    lr: Callable[[int], float]
+    retry_s: float = 1.0
+
+
+KEEP = 2  # steps whose pushes and dense gradients are kept
+
+Rows = Mapping[int, Sequence[Index]]
+"""Per place, per arena: record numbers."""
+Gradients = Mapping[int, Sequence[Floats]]
+"""Per place, per arena: gradients [n, dim] of those records."""
+
+
+class TrainerMachine(Machine):
+    """One trainer or shadow. A replacement gets its rank from the first install that names it."""
+
+    def __init__(
+        self, member: Member, job: TrainerJob, dense: Dense, *, fresh_rank: int | None = None
+    ) -> None:
+        super().__init__(member, job.retry_s)
+        self.job = job
+        self.dense = dense
+        self.rank = -1 if fresh_rank is None else fresh_rank
+        self.blank = fresh_rank is None
+        self.step = 1  # the step to be computed next
+        self.done = False
+        self.ids: dict[int, Rows] = {}
+        self.answers: dict[int, dict[int, Answer]] = {}
+        self.pushes: dict[int, Gradients] = {}
+        self.own_gradients: dict[int, Floats | None] = {}
+        self.gradients: dict[int, dict[int, Floats | None]] = {}  # step -> rank
+
+    @property
+    def shadow(self) -> bool:
+        return self.rank >= self.job.trainers
+
+    # ------------------------------------------------------------------ the driver's side
+
+    def wants_ids(self) -> int | None:
+        """The step whose ids the driver should give now: the next one, then the one after it."""
+        if self.blank or self.rank < 0 or self.shadow:
+            return None
+        for step in (self.step, self.step + 1):
+            if step not in self.ids and step <= self.job.steps:
+                return step
+        return None
+
+    def give_ids(self, step: int, ids: Rows) -> None:
+        self.ids[step] = ids
+        self._send_lookups(step)
+
+    def ready(self) -> dict[int, list[Floats]] | None:
+        """Per place, the rows of the step to compute; None while something is missing."""
+        answers = self.answers.get(self.step, {})
+        if (
+            self.blank
+            or self.frozen()
+            or self.step > self.job.steps
+            or self.dense.step < self.step - 1
+            or len(answers) < self.job.servers
+        ):
+            return None
+        return {place: answers[place].weights for place in range(self.job.servers)}
+
+    def give_gradients(self, step: int, gradients: Gradients, dense: Floats | None) -> None:
+        """What the driver computed for the current step."""
+        if step != self.step:
+            raise StepError(f"gradients of step {step} came, but step {self.step} is due")
+        self.pushes[step] = gradients
+        self.own_gradients[step] = dense
+        self.gradients.setdefault(step, {})[self.rank] = dense
+        for old in [s for s in self.pushes if s <= step - KEEP]:
+            del self.pushes[old], self.own_gradients[old], self.ids[old]
+        self.answers.pop(step, None)
+        self.step = step + 1
+        self._send_pushes(step, range(self.job.servers))
+        self._send_dense_gradient(step)
+        self._progress()
+
+    # ------------------------------------------------------------------ views
+
+    def held(self) -> Promise:
+        return Promise(view=self.promised, held=self.dense.step, blank=self.blank, whole=True)
+
+    def on_install(self, old: Install | None, new: Install) -> None:
+        if self.member not in new.trainers:
+            return
+        self.rank = new.trainers.index(self.member)
+        self.done = False
+        self.answers.clear()
+        # Every dense reduction starts over: forget the others' gradients, send one's own again.
+        self.gradients = {
+            step: {self.rank: gradient}
+            for step, gradient in self.own_gradients.items()
+            if step > self.dense.step
+        }
+        if self.blank:
+            self._ask_for_dense()
+        else:
+            self._resend_after(new.committed)
+            self.send(COORDINATOR, Installed(view=self.view, whole=True))
+        self._progress()
+
+    def _resend_after(self, committed: int) -> None:
+        for step in sorted(self.pushes):
+            if step > committed:
+                self._send_pushes(step, range(self.job.servers))
+                self._send_dense_gradient(step)
+        for step in sorted(self.ids):
+            self._send_lookups(step)
+
+    def _ask_for_dense(self) -> None:
+        assert self.install
+        for peer in self.install.trainers:
+            if peer != self.member:
+                self.send(peer, DenseRequest(view=self.view))
+
+    # ------------------------------------------------------------------ messages
+
+    def on_message(self, sender: Member, message: Message) -> None:
+        match message:
+            case Answer() if message.step >= self.step and self._fits(message):
+                self.answers.setdefault(message.step, {})[message.place] = message
+            case DenseGradient() if self.blank or message.step > self.dense.step:
+                self.gradients.setdefault(message.step, {})[message.rank] = message.gradient
+            case DenseRequest() if not self.blank:
+                assert self.install
+                committed = self.install.committed
+                reply = DenseReply(
+                    view=self.view, step=committed, state=self.dense.export(committed)
+                )
+                self.send(sender, reply)
+            case DenseReply() if self.blank:
+                self._start_at(message)
+        self._progress()
+
+    def _fits(self, answer: Answer) -> bool:
+        """Whether the answer has the rows that were asked for."""
+        asked = self.ids.get(answer.step)
+        if not 0 <= answer.place < self.job.servers or len(answer.weights) != len(self.job.dims):
+            return False
+        counts = [0] * len(self.job.dims) if asked is None else map(len, asked[answer.place])
+        return all(
+            weights.shape == (count, dim)
+            for weights, count, dim in zip(answer.weights, counts, self.job.dims, strict=True)
+        )
+
+    def _start_at(self, reply: DenseReply) -> None:
+        """A replacement begins with the step after the committed one (rule 12)."""
+        self.dense.restore(reply.step, reply.state)
+        self.blank = False
+        self.step = reply.step + 1
+        self.send(COORDINATOR, Installed(view=self.view, whole=True))
+
+    # ------------------------------------------------------------------ progress
+
+    def _progress(self) -> None:
+        if self.blank or self.install is None or self.frozen():
+            return
+        while self._reduce_next():
+            pass
+        if self.shadow or self.step > self.job.steps:
+            for step in (self.step, self.step + 1):
+                if step not in self.ids and step <= self.job.steps + 1:
+                    self.give_ids(step, self._nothing())
+        if self.shadow and self.ready() is not None:
+            self.give_gradients(self.step, self._no_gradients(), None)
+        last = self.job.steps + 1
+        if (
+            self.step == last
+            and self.dense.step == self.job.steps
+            and len(self.answers.get(last, {})) == self.job.servers
+            and not self.done
+        ):
+            self.done = True
+            self.send(COORDINATOR, Done(view=self.view, rank=self.rank))
+
+    def _reduce_next(self) -> bool:
+        """Applies the next dense step when the gradients of all ranks are here, in rank order."""
+        step = self.dense.step + 1
+        gradients = self.gradients.get(step, {})
+        if len(gradients) < self.job.ranks or step >= self.step:
+            return False
+        in_rank_order = [gradients[rank] for rank in range(self.job.ranks)]
+        self.dense.apply(step, in_rank_order, self.job.lr(step))
+        del self.gradients[step]
+        return True
+
+    def _nothing(self) -> Rows:
+        empty = [np.zeros(0, np.int64) for _ in self.job.dims]
+        return dict.fromkeys(range(self.job.servers), empty)
+
+    def _no_gradients(self) -> Gradients:
+        empty = [np.zeros((0, dim), np.float32) for dim in self.job.dims]
+        return dict.fromkeys(range(self.job.servers), empty)
+
+    # ------------------------------------------------------------------ sending
+
+    def _live(self) -> bool:
+        return self.install is not None and not self.blank and not self.frozen()
+
+    def _send_lookups(self, step: int) -> None:
+        if not self._live() or step < self.step:
+            return
+        assert self.install
+        for place, server in enumerate(self.install.servers):
+            if place not in self.answers.get(step, {}):
+                indices = list(self.ids[step][place])
+                self.send(
+                    server, Lookup(view=self.view, rank=self.rank, step=step, indices=indices)
+                )
+
+    def _send_pushes(self, step: int, places: Sequence[int]) -> None:
+        if not self._live():
+            return
+        assert self.install
+        for place in places:
+            push = Push(
+                view=self.view,
+                rank=self.rank,
+                step=step,
+                indices=list(self.ids[step][place]),
+                gradients=list(self.pushes[step][place]),
+            )
+            self.send(self.install.servers[place], push)
+
+    def _send_dense_gradient(self, step: int) -> None:
+        if not self._live():
+            return
+        assert self.install
+        message = DenseGradient(
+            view=self.view, rank=self.rank, step=step, gradient=self.own_gradients[step]
+        )
+        for peer in self.install.trainers:
+            if peer != self.member:
+                self.send(peer, message)
+
+    def on_retry(self) -> None:
+        if self.member not in (self.install.trainers if self.install else ()):
+            return
+        if self.blank:
+            self._ask_for_dense()
+            return
+        answered = self.answers.get(self.step, {})
+        silent = [place for place in range(self.job.servers) if place not in answered]
+        for step in sorted(self.pushes):
+            self._send_pushes(step, silent)
+            self._send_dense_gradient(step)
+        for step in sorted(self.ids):
+            self._send_lookups(step)
+        if self.done:
+            self.send(COORDINATOR, Done(view=self.view, rank=self.rank))

@@ -1,0 +1,1 @@
+"""Messages, their encoding, and what all members of a view have in common."""

@@ -1,0 +1,201 @@
+"""The messages of the protocol.
+
+Every message carries the view that its sender was in. Steps and sources make each one idempotent:
+a handler that sees a message again does nothing, or answers again.
+
+Arrays are fields like any others; the codec sends each as a frame of its own, without a copy. They
+are shared between sender and receiver and never written once sent.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from planaria.kernels.types import Floats, Index, Records
+
+Member: TypeAlias = str
+"""The name of one process, such as "server-7". A replacement has another name."""
+
+
+class View(NamedTuple):
+    """A numbered membership; later views compare greater. No number is ever used twice."""
+
+    epoch: int
+    n: int
+
+
+NO_VIEW = View(0, 0)
+
+
+class Message(msgspec.Struct, tag=True, kw_only=True, array_like=True):
+    view: View
+
+
+# ---------------------------------------------------------------- trainers and servers
+
+
+class Lookup(Message):
+    """A trainer wants the rows of `step`, as of step - 1. Sent to every server, empty too."""
+
+    rank: int
+    step: int
+    indices: list[Index]  # per arena: record numbers on the server
+
+
+class Answer(Message):
+    """The rows, and the server's vote: everything up to step - 1 is applied and protected."""
+
+    place: int
+    step: int
+    weights: list[Floats]  # per arena: float32[n, dim]
+
+
+class Push(Message):
+    """A trainer's gradients of `step`, summed per distinct row. Sent to every server."""
+
+    rank: int
+    step: int
+    indices: list[Index]  # per arena
+    gradients: list[Floats]  # per arena: float32[n, dim]
+
+
+class DenseGradient(Message):
+    """A trainer's gradient of the dense network; a shadow, which has no samples, sends None."""
+
+    rank: int
+    step: int
+    gradient: Floats | None
+
+
+class DenseRequest(Message):
+    """A new trainer wants the dense state as of the view's committed step."""
+
+
+class DenseReply(Message):
+    step: int
+    state: Records
+
+
+# ---------------------------------------------------------------- servers
+
+
+class Delta(Message):
+    """What `step` did to the records of `place` that the receiver protects. Empty ones count."""
+
+    place: int
+    step: int
+    indices: list[Index]  # per arena: record numbers on the holder
+    deltas: list[Records]  # per arena
+
+
+class Ack(Message):
+    """The holder at `place` has applied the receiver's delta of `step`."""
+
+    place: int
+    step: int
+
+
+class MateRequest(Message):
+    """Asks a stripe-mate for records as of a committed step."""
+
+    request: int
+    arena: int
+    as_of: int
+    indices: Index
+
+
+class MateReply(Message):
+    """The records, or why not: `invalid`, `gone` or `behind`; `committed` is what it knows of."""
+
+    request: int
+    place: int
+    status: str
+    committed: int
+    records: Records | None
+
+
+# ---------------------------------------------------------------- views
+
+
+class Prepare(Message):
+    """The coordinator starts a view change: refuse older views and say what you hold."""
+
+
+class Promise(Message):
+    """What a member holds. Blank members (replacements that hold nothing) do not count."""
+
+    held: int
+    blank: bool
+    whole: bool  # of servers: no record is still to be rebuilt
+
+
+class Install(Message):
+    """The new membership. Steps up to `committed` are final; nothing after it is."""
+
+    committed: int
+    servers: list[Member]  # by place
+    trainers: list[Member]  # by rank, shadows last
+    rebuilding: list[int]  # places that are not whole
+
+
+class Installed(Message):
+    """The sender has installed this view; `whole` as in Promise. Sent again on change."""
+
+    whole: bool
+
+
+class Done(Message):
+    """The trainer holds all answers after the last step."""
+
+    rank: int
+
+
+class Stop(Message):
+    """The job is over, or has failed: leave."""
+
+    reason: str
+
+
+class Hello(Message):
+    """A process has started and can take a place."""
+
+    member: Member
+    role: str  # "server" or "trainer"
+
+
+class Suspect(Message):
+    """Somebody noticed that a process is gone."""
+
+    member: Member
+
+
+class Spawn(Message):
+    """The coordinator asks the supervisor for more processes."""
+
+    role: str
+    count: int
+
+
+AnyMessage: TypeAlias = (
+    Lookup
+    | Answer
+    | Push
+    | DenseGradient
+    | DenseRequest
+    | DenseReply
+    | Delta
+    | Ack
+    | MateRequest
+    | MateReply
+    | Prepare
+    | Promise
+    | Install
+    | Installed
+    | Done
+    | Stop
+    | Hello
+    | Suspect
+    | Spawn
+)
