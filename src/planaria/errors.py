@@ -5,7 +5,11 @@
     ├── CodeError          an erasure code was asked for something it cannot do
     ├── ArgumentError      an array has the wrong shape, dtype or memory layout
     │   └── RowError       a row or record number is out of range, or stands twice where it may not
+    ├── ConfigError        a key or value of the configuration, or a schedule, is wrong
     ├── DataError          the training data is not as it should be
+    ├── WireError          a message is not of this protocol or not of this job
+    ├── ClusterError       processes could not be started, or the job cannot go on
+    │   └── LossError      more was lost than the parity can bear
     └── StoreError         a server's store cannot do what was asked of it
         ├── StepError      a step arrived out of order
         ├── HistoryGone    a read reaches further back than the history does
@@ -36,6 +40,10 @@ class RowError(ArgumentError):
     """A row or record number is out of range, or stands twice where it may stand once."""
 
 
+class ConfigError(PlanariaError, ValueError):
+    """A key or value of the configuration, or a schedule of failures, is not as it should be."""
+
+
 class DataError(PlanariaError, ValueError):
     """The training data is not as it should be: a wrong line, or a file that changed or is gone."""
 
@@ -62,3 +70,15 @@ class InvalidRecord(StoreError):
     def __init__(self, message: str, indices: list[int]) -> None:
         super().__init__(message)
         self.indices = indices
+
+
+class WireError(PlanariaError):
+    """A message is not of this protocol, or not of this job."""
+
+
+class ClusterError(PlanariaError):
+    """Processes could not be started, or the job cannot go on."""
+
+
+class LossError(ClusterError):
+    """More was lost than the parity can bear; the message names the groups."""

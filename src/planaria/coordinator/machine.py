@@ -16,6 +16,7 @@ from planaria.layout import Layout
 from planaria.wire.machine import Outbox
 from planaria.wire.messages import (
     Done,
+    Heartbeat,
     Hello,
     Install,
     Installed,
@@ -30,6 +31,9 @@ from planaria.wire.messages import (
 )
 
 SUPERVISOR: Member = "supervisor"
+
+FENCED = "fenced: the others went on without this process"
+DONE = "the job is done"
 
 
 class CoordinatorState(msgspec.Struct, frozen=True):
@@ -77,6 +81,7 @@ class CoordinatorMachine:
         self.failure: str | None = None
         self.finished = False
         self.dead: set[Member] = set()
+        self.addresses: dict[Member, str] = dict(state.install.addresses)
         self.spares: dict[str, list[Member]] = {"server": [], "trainer": []}
         self.installed: set[Member] = set()
         self.whole: set[Member] = set()
@@ -112,6 +117,8 @@ class CoordinatorMachine:
         match message:
             case Hello():
                 self._on_hello(message)
+            case Heartbeat() if sender in self.dead:
+                self._send(sender, Stop(view=self.install.view, reason=FENCED))
             case Suspect():
                 self._on_suspect(message.member)
             case Promise():
@@ -123,15 +130,18 @@ class CoordinatorMachine:
             case Done() if message.view == self.install.view and not self.gathering:
                 self.done.add(sender)
                 if self.done >= set(self.install.trainers):
-                    self._finish("the job is done")
+                    self._finish(DONE)
         return self.take_outbox()
 
     def _on_hello(self, hello: Hello) -> None:
         if hello.member in self.dead:
             return
+        self.addresses[hello.member] = hello.address
         if hello.member in self.members:
-            if self.gathering is None:
-                self._send(hello.member, self.install)
+            if self.gathering is None and self._all_known():
+                for member in self.members:
+                    if member not in self.installed:
+                        self._send(member, self._with_addresses())
         elif hello.role in self.spares and hello.member not in self.spares[hello.role]:
             self.spares[hello.role].append(hello.member)
             self._asked[hello.role] = max(self._asked[hello.role] - 1, 0)
@@ -228,6 +238,7 @@ class CoordinatorMachine:
             servers=servers,
             trainers=trainers,
             rebuilding=rebuilding,
+            addresses={member: self.addresses.get(member, "") for member in servers + trainers},
         )
         self.state = CoordinatorState(self.state.epoch, self.state.n, install)
         self._unsaved = True
@@ -235,6 +246,18 @@ class CoordinatorMachine:
         self.installed, self.whole, self.done = set(), set(), set()
         for member in self.members:
             self._send(member, install)
+
+    def _all_known(self) -> bool:
+        """Whether every member has said hello: the first install waits for that."""
+        return all(member in self.addresses for member in self.members)
+
+    def _with_addresses(self) -> Install:
+        addresses = {member: self.addresses[member] for member in self.members}
+        if addresses != self.install.addresses:
+            install = msgspec.structs.replace(self.install, addresses=addresses)
+            self.state = CoordinatorState(self.state.epoch, self.state.n, install)
+            self._unsaved = True
+        return self.install
 
     def _living_or_spare(self, role: str, member: Member) -> Member:
         return self.spares[role].pop(0) if member in self.dead else member
@@ -250,9 +273,10 @@ class CoordinatorMachine:
 
     def _retry(self, now: float) -> None:
         if self.gathering is None:
-            for member in self.members:
-                if member not in self.installed:
-                    self._send(member, self.install)
+            if self._all_known():
+                for member in self.members:
+                    if member not in self.installed:
+                        self._send(member, self._with_addresses())
         elif now - self.gathering.since > self.deadline_s and self.gathering.waiting:
             for member in sorted(self.gathering.waiting):
                 self.dead.add(member)

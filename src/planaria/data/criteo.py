@@ -237,7 +237,7 @@ def _labels(data: Bytes, starts: Index, lengths: Index) -> tuple[Bytes, Mask]:
 
 def _integers(data: Bytes, starts: Index, lengths: Index) -> tuple[Index, Mask]:
     """(values, which are no integers); an empty field is 0."""
-    negative = (data[starts] == _MINUS) & (lengths > 0)
+    negative = data[starts] == _MINUS
     starts, digits = starts + negative, lengths - negative
     bad: Mask = (digits > MAX_DIGITS) | (negative & (digits == 0))
     values = np.zeros(starts.shape, np.int64)

@@ -243,7 +243,8 @@ class World:
         out: Outbox = []
         while True:
             if (step := trainer.wants_ids()) is not None:
-                places, index = arena.locate(job.rows_of(step, trainer.rank))
+                rows = job.rows_of(step, trainer.rank)
+                places, index = arena.locate(rows)
                 ids = {p: [index[places == p]] for p in range(job.servers)}
                 trainer.give_ids(step, ids)
             elif not trainer.shadow and (found := trainer.ready()) is not None:

@@ -93,11 +93,14 @@ class TrainerMachine(Machine):
     # ------------------------------------------------------------------ the driver's side
 
     def wants_ids(self) -> int | None:
-        """The step whose ids the driver should give now: the next one, then the one after it."""
+        """The step whose ids the driver should give now: the next one, then the one after it.
+
+        The step after the last computes nothing; its rows are what an evaluation wants, or none.
+        """
         if self.blank or self.rank < 0 or self.shadow:
             return None
         for step in (self.step, self.step + 1):
-            if step not in self.ids and step <= self.job.steps:
+            if step not in self.ids and step <= self.job.steps + 1:
                 return step
         return None
 
@@ -115,6 +118,13 @@ class TrainerMachine(Machine):
             or self.dense.step < self.step - 1
             or len(answers) < self.job.servers
         ):
+            return None
+        return {place: answers[place].weights for place in range(self.job.servers)}
+
+    def final_rows(self) -> dict[int, list[Floats]] | None:
+        """Per place, the rows as of the last step, once the job is done."""
+        answers = self.answers.get(self.job.steps + 1, {})
+        if not self.done or len(answers) < self.job.servers:
             return None
         return {place: answers[place].weights for place in range(self.job.servers)}
 
@@ -215,7 +225,7 @@ class TrainerMachine(Machine):
             return
         while self._reduce_next():
             pass
-        if self.shadow or self.step > self.job.steps:
+        if self.shadow:
             for step in (self.step, self.step + 1):
                 if step not in self.ids and step <= self.job.steps + 1:
                     self.give_ids(step, self._nothing())

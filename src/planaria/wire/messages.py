@@ -138,12 +138,17 @@ class Install(Message):
     servers: list[Member]  # by place
     trainers: list[Member]  # by rank, shadows last
     rebuilding: list[int]  # places that are not whole
+    addresses: dict[Member, str] = {}
 
 
 class Installed(Message):
     """The sender has installed this view; `whole` as in Promise. Sent again on change."""
 
     whole: bool
+
+
+class Heartbeat(Message):
+    """The sender lives. One from a member that was given up is answered with Stop."""
 
 
 class Done(Message):
@@ -163,6 +168,7 @@ class Hello(Message):
 
     member: Member
     role: str  # "server" or "trainer"
+    address: str = ""
 
 
 class Suspect(Message):
@@ -193,6 +199,7 @@ AnyMessage: TypeAlias = (
     | Promise
     | Install
     | Installed
+    | Heartbeat
     | Done
     | Stop
     | Hello

@@ -1,0 +1,97 @@
+"""The coordinator as a process: it listens, saves, and watches hearts."""
+
+from __future__ import annotations
+
+import queue
+import time
+from typing import Any
+
+from planaria.cluster.files import JobFiles
+from planaria.cluster.node import POLL_MS, Node
+from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine, first_state
+from planaria.wire.machine import Outbox
+from planaria.wire.messages import NO_VIEW, Install, Member, Message, Spawn, Stop, Suspect
+
+
+class CoordinatorNode(Node):
+    def __init__(self, files: JobFiles, member: Member) -> None:
+        self._suspects: queue.SimpleQueue[Member] = queue.SimpleQueue()
+        super().__init__(files, member, "coordinator")
+        config = self.config
+        saved = files.load()
+        state = saved or first_state(
+            [f"server-{place}" for place in range(config.servers)],
+            [f"trainer-{rank}" for rank in range(config.ranks)],
+        )
+        self.machine = CoordinatorMachine(
+            state,
+            config.layout,
+            restarted=saved is not None,
+            retry_s=config.cluster.retry_ms / 1000,
+            deadline_s=config.cluster.deadline_s,
+        )
+        self.limit_s = config.cluster.heartbeat_limit_ms / 1000
+        self.heard: dict[Member, float] = {}
+        self.book.update(state.install.addresses)
+        self._announced: Install | None = None
+
+    def _on_order(self, order: dict[str, Any]) -> None:
+        super()._on_order(order)
+        if "suspect" in order:
+            self._suspects.put(order["suspect"])
+
+    def run(self) -> str:
+        self._after(self.machine.take_outbox())
+        last = time.monotonic()
+        while not self.machine.finished:
+            self.transport.poll(POLL_MS)
+            now = time.monotonic()
+            if now - last > self.limit_s / 2:  # it is this process that slept, not the others
+                self.heard = dict.fromkeys(self.heard, now)
+            last = now
+            for envelope in self.transport.receive():
+                self.heard[envelope.sender] = now
+                self.book[envelope.sender] = envelope.address
+                self._receive(envelope.sender, envelope.message)
+            while not self._suspects.empty():
+                self._receive(
+                    SUPERVISOR, Suspect(view=NO_VIEW, member=self._suspects.get_nowait())
+                )
+            for member, at in self.heard.items():
+                if now - at > self.limit_s and member in self.machine.members:
+                    if member not in self.machine.dead:
+                        self.link.say("silent", member=member)
+                        self._receive(SUPERVISOR, Suspect(view=NO_VIEW, member=member))
+            self._after(self.machine.tick(now))
+        self.link.say("finished", failure=self.machine.failure)
+        return self.machine.failure or ""
+
+    def _receive(self, sender: Member, message: Message) -> None:
+        self._after(self.machine.receive(sender, message, time.monotonic()))
+
+    def _after(self, outbox: Outbox) -> None:
+        """Saves before it sends: what was never saved was never said."""
+        state = self.machine.take_state()
+        if state is not None:
+            self.files.save(state)
+        to_members: Outbox = []
+        for to, message in outbox:
+            if to != SUPERVISOR:
+                to_members.append((to, message))
+            elif isinstance(message, Spawn):
+                self.link.say("spawn", role=message.role, count=message.count)
+            elif isinstance(message, Stop):
+                pass  # said by `run`
+        self.post(to_members)
+        install = self.machine.install
+        if install is not self._announced and install.addresses:
+            if self._announced is None or install.view != self._announced.view:
+                self.link.say(
+                    "view",
+                    view=list(install.view),
+                    committed=install.committed,
+                    servers=install.servers,
+                    trainers=install.trainers,
+                    rebuilding=install.rebuilding,
+                )
+            self._announced = install

@@ -1,0 +1,63 @@
+"""The job's folder: what its processes must share before they can talk.
+
+    config.json        the checked configuration
+    keys               token and CURVE keys, readable by the owner alone
+    coordinator.json   views used and membership in force; written atomically
+    *.ipc              sockets, where the transport is ipc
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from planaria.cluster.transport import Keys
+from planaria.coordinator.machine import CoordinatorState
+from planaria.errors import ClusterError
+
+
+@dataclass(frozen=True)
+class JobFiles:
+    folder: Path
+
+    def create(self, config: dict[str, Any], *, encrypt: bool) -> None:
+        keys = Keys.make(secrets.token_bytes(16), encrypt=encrypt)
+        write_atomically(self.folder / "config.json", msgspec.json.encode(config))
+        write_atomically(self.folder / "keys", msgspec.msgpack.encode(keys))
+
+    def config(self) -> dict[str, Any]:
+        config: dict[str, Any] = msgspec.json.decode((self.folder / "config.json").read_bytes())
+        return config
+
+    def keys(self) -> Keys:
+        return msgspec.msgpack.decode((self.folder / "keys").read_bytes(), type=Keys)
+
+    def save(self, state: CoordinatorState) -> None:
+        """Refuses when another coordinator, of a later epoch, has taken over."""
+        on_disk = self.load()
+        if on_disk and on_disk.epoch > state.epoch:
+            raise ClusterError(f"epoch {on_disk.epoch} has replaced this coordinator's")
+        write_atomically(self.folder / "coordinator.json", msgspec.json.encode(state))
+
+    def load(self) -> CoordinatorState | None:
+        try:
+            text = (self.folder / "coordinator.json").read_bytes()
+        except FileNotFoundError:
+            return None
+        return msgspec.json.decode(text, type=CoordinatorState)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """The file is the old one or the new one, also after a crash; never readable by others."""
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

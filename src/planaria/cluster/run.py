@@ -1,0 +1,293 @@
+"""One run of a job on this machine: start, watch, disturb on schedule, and report."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from planaria.cluster.supervisor import Event, Supervisor
+from planaria.config import Config
+from planaria.data import auc, normalized_entropy
+from planaria.errors import ClusterError, LossError
+from planaria.schedule import Freeze, Kill
+from planaria.server.digest import Digest
+from planaria.wire.messages import Member
+
+POLL_S = 0.05
+
+
+@dataclass
+class Disturbance:
+    """One failure and what it cost. Times are milliseconds after the kill."""
+
+    who: str
+    step: int
+    at: float
+    detected_ms: float | None = None
+    gap_ms: float | None = None
+    rebuilt_ms: float | None = None
+    rows_rebuilt: int = 0
+    bytes_rebuilt: int = 0
+    samples_per_s_during: float | None = None
+    member: Member = ""
+    view_at: float | None = None
+    place: int | None = None
+
+
+@dataclass
+class Progress:
+    """Where a run is: what a display shows."""
+
+    step: int = 0
+    loss: float = float("nan")
+    step_at: list[tuple[int, float]] = field(default_factory=list)
+    servers: list[Member] = field(default_factory=list)
+    trainers: list[Member] = field(default_factory=list)
+    rebuilding: dict[int, int] = field(default_factory=dict)  # place -> rows so far
+    failures: list[Disturbance] = field(default_factory=list)
+
+
+Observer = Callable[[str, Progress], None]
+"""Called with a line worth showing, or an empty one when only numbers changed."""
+
+
+class JobRun:
+    """A job from start to end. `run` returns the report, or raises what stopped the job."""
+
+    def __init__(
+        self,
+        config: Config,
+        schedule: Sequence[Kill | Freeze] = (),
+        observe: Observer = lambda line, progress: None,
+    ) -> None:
+        self.config = config
+        self.pending = sorted(schedule, key=lambda item: item.step)
+        self.observe = observe
+        self.progress = Progress()
+        self.digests: dict[str, Digest] = {}
+        self.memory: dict[str, tuple[int, int]] = {}
+        self.evaluated: dict[int, tuple[list[int], list[float]]] = {}
+        self.losses: dict[int, float] = {}
+        self.failure: str | None = None
+        self.wakes: list[tuple[float, Member]] = []
+        self.last_progress = time.monotonic()
+
+    def run(self) -> dict[str, Any]:
+        with Supervisor(self.config) as supervisor:
+            while not self._over(supervisor):
+                for event in supervisor.events(POLL_S):
+                    self._on_event(supervisor, event)
+                self._wake_frozen(supervisor)
+                self._check_deadline(supervisor)
+        if self.failure:
+            raise LossError(self.failure)
+        return self.report()
+
+    def _over(self, supervisor: Supervisor) -> bool:
+        if not supervisor.finished:
+            return False
+        if self.failure:
+            return True
+        wanted = self.config.servers + self.config.ranks
+        return len(self.digests) == wanted
+
+    def _check_deadline(self, supervisor: Supervisor) -> None:
+        quiet_s = time.monotonic() - self.last_progress
+        if quiet_s > self.config.cluster.deadline_s + 30:
+            raise ClusterError(
+                f"nothing happened for {quiet_s:.0f} s at step {self.progress.step}; the processes "
+                f"are {', '.join(supervisor.children)}"
+            )
+
+    # ------------------------------------------------------------------ events
+
+    def _on_event(self, supervisor: Supervisor, event: Event) -> None:
+        facts = event.facts
+        match event.name:
+            case "step":
+                self._on_step(supervisor, event)
+            case "view":
+                self._on_view(event)
+            case "exit":
+                self._on_exit(supervisor, event)
+            case "silent":
+                self._detected(facts["member"], event.at)
+                self.observe(f"{facts['member']} is silent", self.progress)
+            case "rebuilding":
+                self.progress.rebuilding[facts["place"]] = facts["rows"]
+                self.last_progress = event.at
+                self.observe("", self.progress)
+            case "rebuilt":
+                self._on_rebuilt(event)
+            case "server done" | "trainer done":
+                self.digests[event.member] = Digest(*map(int, facts["digest"]))
+                if event.name == "server done":
+                    self.memory[event.member] = (facts["data"], facts["parity"])
+                elif facts["loss"] is not None:
+                    self.losses[facts["rank"]] = facts["loss"]
+            case "evaluated":
+                self.evaluated[facts["rank"]] = (facts["labels"], facts["logits"])
+            case "finished":
+                self.failure = facts["failure"]
+            case "refused":
+                self.observe(f"{event.member} refused a message: {facts['what']}", self.progress)
+
+    def _on_step(self, supervisor: Supervisor, event: Event) -> None:
+        progress = self.progress
+        progress.step, progress.loss = event.facts["step"], event.facts["loss"]
+        progress.step_at.append((progress.step, event.at))
+        self.last_progress = event.at
+        for failure in progress.failures:
+            if failure.gap_ms is None and failure.view_at and event.at > failure.view_at:
+                failure.gap_ms = (event.at - failure.at) * 1000
+        while self.pending and self.pending[0].step <= progress.step:
+            self._disturb(supervisor, self.pending.pop(0))
+        self.observe("", progress)
+
+    def _on_view(self, event: Event) -> None:
+        progress = self.progress
+        progress.servers, progress.trainers = event.facts["servers"], event.facts["trainers"]
+        if event.facts["view"] != [1, 1]:
+            for failure in progress.failures:
+                if failure.view_at is None and failure.detected_ms is not None:
+                    failure.view_at = event.at
+            self.observe(
+                f"view {tuple(event.facts['view'])}: committed step {event.facts['committed']}, "
+                f"rebuilding {event.facts['rebuilding'] or 'nothing'}",
+                progress,
+            )
+        self.last_progress = event.at
+
+    def _on_exit(self, supervisor: Supervisor, event: Event) -> None:
+        self._detected(event.member, event.at)
+        expected = event.facts["code"] in (0, 6) or any(
+            failure.member == event.member for failure in self.progress.failures
+        )
+        if not expected:
+            self.observe(
+                f"{event.member} ended with code {event.facts['code']}: "
+                f"{supervisor.log_of(event.member)}",
+                self.progress,
+            )
+
+    def _detected(self, member: Member, at: float) -> None:
+        for failure in self.progress.failures:
+            if failure.member == member and failure.detected_ms is None:
+                failure.detected_ms = (at - failure.at) * 1000
+                self.observe(f"{failure.who} ({member}) is gone", self.progress)
+
+    def _on_rebuilt(self, event: Event) -> None:
+        place = event.facts["place"]
+        self.progress.rebuilding.pop(place, None)
+        for failure in self.progress.failures:
+            if failure.place == place and failure.rebuilt_ms is None:
+                failure.rebuilt_ms = (event.at - failure.at) * 1000
+                failure.rows_rebuilt = event.facts["rows"]
+                failure.bytes_rebuilt = event.facts["bytes"]
+                self.observe(
+                    f"{failure.who} is whole again after {failure.rebuilt_ms:.0f} ms", self.progress
+                )
+
+    # ------------------------------------------------------------------ disturbing
+
+    def _disturb(self, supervisor: Supervisor, item: Kill | Freeze) -> None:
+        member, place = self._member_of(supervisor, item)
+        if member not in supervisor.children:
+            self.observe(f"{item.who} is not there to be disturbed", self.progress)
+            return
+        number = signal.SIGKILL if isinstance(item, Kill) else signal.SIGSTOP
+        at = supervisor.kill(member, number)
+        failure = Disturbance(item.who, item.step, at, member=member, place=place)
+        if item.role != "spare":
+            self.progress.failures.append(failure)
+        if isinstance(item, Freeze):
+            self.wakes.append((at + item.seconds, member))
+        verb = "killed" if isinstance(item, Kill) else f"frozen for {item.seconds} s"
+        self.observe(f"{item.who} {verb} at step {item.step}", self.progress)
+
+    def _member_of(
+        self, supervisor: Supervisor, item: Kill | Freeze
+    ) -> tuple[Member, int | None]:
+        assert item.number is not None or item.role == "coordinator"
+        number = item.number or 0
+        if item.role == "coordinator":
+            return supervisor.coordinator, None
+        if item.role == "spare":
+            spares = supervisor.spares
+            return (spares[number] if number < len(spares) else ""), None
+        if item.role == "server":
+            return self.progress.servers[number], number
+        return self.progress.trainers[number], None
+
+    def _wake_frozen(self, supervisor: Supervisor) -> None:
+        now = time.monotonic()
+        for at, member in list(self.wakes):
+            if now >= at:
+                self.wakes.remove((at, member))
+                if member in supervisor.children:
+                    supervisor.kill(member, signal.SIGCONT)
+
+    # ------------------------------------------------------------------ the report
+
+    def report(self) -> dict[str, Any]:
+        config, layout = self.config, self.config.layout
+        records = sum(
+            (d for member, d in self.digests.items() if member.startswith("server")), Digest()
+        )
+        dense = {str(d) for member, d in self.digests.items() if member.startswith("trainer")}
+        if len(dense) != 1:
+            raise ClusterError(f"the replicas of the dense network differ: {sorted(dense)}")
+        replica = next(d for member, d in self.digests.items() if member.startswith("trainer"))
+        position = Digest(config.steps * config.batch, 0)
+        return {
+            "digest": str(records + replica + position),
+            **self._quality(),
+            "loss": float(np.mean(list(self.losses.values()))) if self.losses else None,
+            "steps": config.steps,
+            "samples": config.steps * config.batch,
+            "samples_per_s": self._samples_per_s(),
+            "strategy": config.strategy,
+            "servers": config.servers,
+            "k": layout.k,
+            "parity": layout.r,
+            "trainers": config.trainers,
+            "bytes_records": sum(data for data, _ in self.memory.values()),
+            "bytes_parity": sum(parity for _, parity in self.memory.values()),
+            "failures": [self._failure(failure) for failure in self.progress.failures],
+        }
+
+    def _quality(self) -> dict[str, float | None]:
+        labels = np.array([x for rank in sorted(self.evaluated) for x in self.evaluated[rank][0]])
+        logits = np.array([x for rank in sorted(self.evaluated) for x in self.evaluated[rank][1]])
+        if not len(labels) or labels.min() == labels.max():
+            return {"auc": None, "normalized_entropy": None}
+        chances = 1 / (1 + np.exp(-logits))
+        return {
+            "auc": auc(labels.astype(np.float32), logits),
+            "normalized_entropy": normalized_entropy(labels.astype(np.float32), chances),
+        }
+
+    def _samples_per_s(self, since: float = 0.0, until: float = float("inf")) -> float | None:
+        """Steady state: without the first tenth of the steps, which start up and warm caches."""
+        times = [at for _, at in self.progress.step_at]
+        if since == 0.0:
+            times = times[len(times) // 10 :]
+        times = [at for at in times if since <= at <= until]
+        if len(times) < 2 or times[-1] == times[0]:
+            return None
+        return (len(times) - 1) * self.config.batch / (times[-1] - times[0])
+
+    def _failure(self, failure: Disturbance) -> dict[str, Any]:
+        if failure.rebuilt_ms is not None:
+            failure.samples_per_s_during = self._samples_per_s(
+                failure.at, failure.at + failure.rebuilt_ms / 1000
+            )
+        facts = asdict(failure)
+        for private in ("at", "member", "view_at", "place"):
+            del facts[private]
+        return facts

@@ -1,0 +1,79 @@
+"""An embedding server as a process. It never imports torch, and starts in a fraction of a second."""
+
+from __future__ import annotations
+
+import time
+
+from planaria import kernels
+from planaria.cluster.files import JobFiles
+from planaria.cluster.node import MemberNode
+from planaria.coordinator.machine import DONE
+from planaria.server.job import ServerJob
+from planaria.server.machine import ServerMachine
+from planaria.tables import make_arenas
+from planaria.wire.messages import Member
+
+REPORT_S = 0.2
+
+
+class ServerNode(MemberNode):
+    def __init__(self, files: JobFiles, member: Member, place: int | None) -> None:
+        super().__init__(files, member, "server")
+        config = self.config
+        kernels.set_threads(config.threads.server)
+        optimizer = config.optimizer_rule
+        job = ServerJob(
+            make_arenas(config.tables, optimizer),
+            config.layout,
+            optimizer,
+            config.seed,
+            config.ranks,
+            config.lr,
+            keep_steps=config.history.steps,
+            retry_s=config.cluster.retry_ms / 1000,
+            rebuild_chunk=config.rebuild.chunk,
+            rebuild_jobs=config.rebuild.jobs,
+        )
+        self.server = ServerMachine(member, job, fresh_place=place)
+        self.machine = self.server
+        self._was_whole = place is not None
+        self._said = 0.0
+        self._errors = 0
+
+    def work(self) -> None:
+        server = self.server
+        for error in server.errors[self._errors :]:
+            self.link.say("refused", what=error)
+        self._errors = len(server.errors)
+        if server.rebuilder is None:
+            return
+        now = time.monotonic()
+        finished = server.whole and not self._was_whole
+        if finished or (not server.whole and now - self._said > REPORT_S):
+            self._said = now
+            self._was_whole = server.whole
+            self.link.say(
+                "rebuilt" if finished else "rebuilding",
+                place=server.place,
+                rows=server.rebuilder.rows_rebuilt,
+                bytes=server.rebuilder.bytes_rebuilt,
+            )
+
+    def on_view(self) -> None:
+        self._was_whole = self.server.whole
+
+    def run(self) -> str:
+        reason = super().run()
+        store = self.server.store
+        if reason == DONE and store is not None:
+            memory = store.memory()
+            digest = store.digest()
+            self.link.say(
+                "server done",
+                place=self.server.place,
+                digest=[str(digest.first), str(digest.second)],
+                data=memory.data,
+                parity=memory.parity,
+                refused=self.server.refused + self.transport.refused,
+            )
+        return reason

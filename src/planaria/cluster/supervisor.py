@@ -1,0 +1,259 @@
+"""The local supervisor: it starts a job's processes on this machine and buries them.
+
+It reads every process's events from a pipe; the end of that pipe is the end of the process, noticed
+at once. It replaces what the coordinator asks for, restarts the coordinator, keeps spares, and
+leaves nothing behind on any way out: when it dies itself, the processes see their standard input
+close.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from planaria.cluster.files import JobFiles
+from planaria.config import Config
+from planaria.coordinator.machine import FENCED  # noqa: F401
+from planaria.errors import ClusterError
+from planaria.wire.messages import Member
+
+STOP_S = 10.0  # how long processes may take to leave before they are killed
+MAX_LINE = 1 << 26
+
+
+@dataclass
+class Child:
+    member: Member
+    role: str
+    process: subprocess.Popen[bytes]
+    address: str = ""
+    buffer: bytearray = field(default_factory=bytearray)
+    log: deque[str] = field(default_factory=lambda: deque(maxlen=50))
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a process said, or that happened to it."""
+
+    name: str
+    member: Member
+    at: float
+    facts: dict[str, Any]
+
+
+class Supervisor:
+    """The processes of one job. Use it as a context manager; leaving it leaves nothing behind."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.folder = Path(tempfile.mkdtemp(prefix="planaria-"))
+        self.files = JobFiles(self.folder)
+        self.children: dict[Member, Child] = {}
+        self.coordinator: Member = ""
+        self.spares: list[Member] = []
+        self.finished = False
+        self._selector = selectors.DefaultSelector()
+        self._names = {"server": config.servers, "trainer": config.ranks, "coordinator": 0}
+        self._suspects: list[Member] = []
+
+    def __enter__(self) -> Supervisor:
+        try:
+            self.files.create(self.config.to_dict(), encrypt=self.config.cluster.encrypted)
+            self._start_coordinator()
+            for place in range(self.config.servers):
+                self._start("server", f"server-{place}", place)
+            for rank in range(self.config.ranks):
+                self._start("trainer", f"trainer-{rank}", rank)
+            for _ in range(self.config.spares):
+                self._start_spare()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ starting
+
+    def _start(self, role: str, member: Member, number: int | None = None) -> Child:
+        threads = self.config.threads
+        count = threads.trainer if role == "trainer" else threads.server
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(count),
+            "MKL_NUM_THREADS": str(count),
+            "OMP_WAIT_POLICY": "passive",
+        }
+        arguments = [sys.executable, "-m", "planaria.cluster", role, str(self.folder), member]
+        if number is not None:
+            arguments.append(str(number))
+        log = (self.folder / f"{member}.log").open("wb")
+        process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches the supervisor alone
+        )
+        log.close()
+        child = Child(member, role, process)
+        self.children[member] = child
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        self._selector.register(process.stdout, selectors.EVENT_READ, child)
+        if self.coordinator and role != "coordinator":
+            self._tell_coordinator_address(child)
+        return child
+
+    def _name(self, role: str) -> Member:
+        number = self._names[role]
+        self._names[role] += 1
+        return f"{role}-{number}"
+
+    def _start_coordinator(self) -> None:
+        self.coordinator = self._name("coordinator")
+        self._start("coordinator", self.coordinator)
+
+    def _start_spare(self) -> None:
+        member = self._name("server")
+        self.spares.append(member)
+        self._start("server", member)
+
+    # ------------------------------------------------------------------ telling
+
+    def _order(self, child: Child, **order: Any) -> None:
+        assert child.process.stdin is not None
+        try:
+            child.process.stdin.write(msgspec.json.encode(order) + b"\n")
+            child.process.stdin.flush()
+        except (BrokenPipeError, OSError):
+            pass  # its end is noticed elsewhere
+
+    def _tell_coordinator_address(self, child: Child) -> None:
+        coordinator = self.children.get(self.coordinator)
+        if coordinator and coordinator.address:
+            self._order(child, coordinator=coordinator.address)
+
+    # ------------------------------------------------------------------ events
+
+    def events(self, timeout_s: float) -> list[Event]:
+        """What happened since the last call; waits at most so long for something to happen."""
+        found: list[Event] = []
+        for key, _ in self._selector.select(timeout_s):
+            found += self._read(key.data)
+        for event in found:
+            self._react(event)
+        return found
+
+    def _read(self, child: Child) -> list[Event]:
+        assert child.process.stdout is not None
+        try:
+            data = os.read(child.process.stdout.fileno(), 1 << 20)
+        except BlockingIOError:
+            return []
+        if not data:
+            return [self._bury(child)]
+        child.buffer += data
+        *lines, rest = bytes(child.buffer).split(b"\n")
+        child.buffer = bytearray(rest)
+        if len(rest) > MAX_LINE:
+            raise ClusterError(f"{child.member} wrote a line of more than {MAX_LINE} bytes")
+        return [self._parse(child, line) for line in lines if line]
+
+    def _parse(self, child: Child, line: bytes) -> Event:
+        facts = msgspec.json.decode(line)
+        return Event(facts.pop("event"), child.member, facts.pop("at"), facts)
+
+    def _bury(self, child: Child) -> Event:
+        assert child.process.stdout is not None
+        self._selector.unregister(child.process.stdout)
+        code = child.process.wait()
+        child.process.stdout.close()
+        if child.process.stdin is not None:
+            child.process.stdin.close()
+        del self.children[child.member]
+        if child.member in self.spares:
+            self.spares.remove(child.member)
+        (self.folder / f"{child.member}.ipc").unlink(missing_ok=True)
+        return Event("exit", child.member, time.monotonic(), {"code": code, "role": child.role})
+
+    def _react(self, event: Event) -> None:
+        child = self.children.get(event.member)
+        if event.name == "listening" and child is not None:
+            child.address = event.facts["address"]
+            if event.member == self.coordinator:
+                for other in self.children.values():
+                    if other is not child:
+                        self._tell_coordinator_address(other)
+                for suspect in self._suspects:
+                    self._order(child, suspect=suspect)
+        elif event.name == "finished":
+            self.finished = True
+        elif self.finished:
+            return
+        elif event.name == "exit":
+            if event.facts["role"] == "coordinator":
+                if event.member == self.coordinator:
+                    self._start_coordinator()
+                return
+            self._suspects.append(event.member)
+            if coordinator := self.children.get(self.coordinator):
+                self._order(coordinator, suspect=event.member)
+        elif event.name == "spawn":
+            for _ in range(event.facts["count"]):
+                self._start(event.facts["role"], self._name(event.facts["role"]))
+        elif event.name == "view":
+            taken = set(event.facts["servers"])
+            self.spares = [spare for spare in self.spares if spare not in taken]
+            while len(self.spares) < self.config.spares:
+                self._start_spare()
+
+    # ------------------------------------------------------------------ faults and the end
+
+    def kill(self, member: Member, number: signal.Signals = signal.SIGKILL) -> float:
+        """Sends a signal; returns when."""
+        self.children[member].process.send_signal(number)
+        return time.monotonic()
+
+    def log_of(self, member: Member) -> str:
+        """The last lines that a process wrote to standard error."""
+        try:
+            text = (self.folder / f"{member}.log").read_text(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-20:])
+
+    def close(self) -> None:
+        """Ends every process, politely first, and removes the folder."""
+        for child in self.children.values():
+            if child.process.stdin is not None:
+                try:
+                    child.process.stdin.close()
+                except BrokenPipeError:
+                    pass
+        deadline = time.monotonic() + (STOP_S if self.finished else 1.0)
+        for child in self.children.values():
+            try:
+                child.process.wait(max(deadline - time.monotonic(), 0.01))
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+            if child.process.stdout is not None:
+                child.process.stdout.close()
+        self.children.clear()
+        self._selector.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
