@@ -27,6 +27,7 @@ class CoordinatorNode(Node):
             state,
             config.layout,
             restarted=saved is not None,
+            now=time.monotonic(),
             retry_s=config.cluster.retry_ms / 1000,
             deadline_s=config.cluster.deadline_s,
         )

@@ -70,6 +70,7 @@ class CoordinatorMachine:
         layout: Layout,
         *,
         restarted: bool,
+        now: float,
         retry_s: float = 0.25,
         deadline_s: float = 10.0,
     ) -> None:
@@ -90,8 +91,8 @@ class CoordinatorMachine:
         self._asked: dict[str, int] = {"server": 0, "trainer": 0}
         self._unsaved = True
         self._outbox: Outbox = []
-        self._now = 0.0
-        self._last_retry = 0.0
+        self._now = now
+        self._last_retry = now
         if restarted:
             self._change()
 

@@ -6,7 +6,7 @@ dense state. One wrong bit in one record changes every later gradient of every r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -147,21 +147,52 @@ class ToyDense:
         self.versions = {step: state.reshape(-1)}
 
 
+@dataclass(frozen=True)
+class Batch:
+    """One trainer's part in one step of the undisturbed run: what it asks for, sees and pushes."""
+
+    ids: Mapping[int, list[Index]]  # per place, the record numbers in the one arena
+    seen: Mapping[int, bytes]  # per place, the weights that these records have then
+    dense: bytes  # the state of the dense network then
+    pushes: Mapping[int, list[Floats]]  # per place
+    dense_gradient: Floats
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The undisturbed run: every batch, and what is there after the last step."""
+
+    batches: Mapping[tuple[int, int], Batch]  # by (step, rank)
+    digest: Digest  # of all records
+    dense: bytes
+
+
 @lru_cache
-def reference(job: ToyJob) -> tuple[Digest, bytes]:
-    """Digest of the records and the dense state after an undisturbed run on one store."""
+def reference(job: ToyJob) -> Reference:
+    """The run of a job on one store, without machines, messages or faults."""
     alone = _layout(1, 1, 0)
     store = Store(job.arenas, alone, 0, job.optimizer, seed=job.seed)
     dense = ToyDense()
-    arena = alone.arena(job.rows)
+    arena, spread = alone.arena(job.rows), job.layout.arena(job.rows)
+    batches: dict[tuple[int, int], Batch] = {}
     for step in range(1, job.steps + 1):
         contributions, dense_gradients = [], []
         for rank in range(job.trainers):
             rows = job.rows_of(step, rank)
             index = arena.locate(rows)[1]
-            sparse, own = job.gradients(step, rank, rows, store.lookup(0, index), dense.state)
+            values = store.lookup(0, index)
+            sparse, own = job.gradients(step, rank, rows, values, dense.state)
+            places, there = spread.locate(rows)
+            at = {place: places == place for place in range(job.servers)}
+            batches[step, rank] = Batch(
+                {place: [there[here]] for place, here in at.items()},
+                {place: values[here].tobytes() for place, here in at.items()},
+                dense.state.tobytes(),
+                {place: [sparse[here]] for place, here in at.items()},
+                own,
+            )
             contributions.append((index, sparse))
             dense_gradients.append(own)
         store.apply(step, [contributions], job.lr(step))
         dense.apply(step, dense_gradients, job.lr(step))
-    return store.digest(), dense.state.tobytes()
+    return Reference(batches, store.digest(), dense.state.tobytes())

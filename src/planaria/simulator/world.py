@@ -144,7 +144,7 @@ class World:
     def _start_coordinator(self, *, restarted: bool) -> None:
         member = self._name("coordinator")
         machine = self.coordinator_class(
-            self.disk, self.job.layout, restarted=restarted, retry_s=RETRY_S, deadline_s=5.0
+            self.disk, self.job.layout, restarted=restarted, now=self.now, retry_s=RETRY_S, deadline_s=5.0
         )
         self.coordinator = member
         self.processes[member] = Process(machine)

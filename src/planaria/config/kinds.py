@@ -1,0 +1,130 @@
+"""The kinds of values that keys take, and how a value of another kind is quoted."""
+
+from __future__ import annotations
+
+import math
+import re
+import reprlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planaria.errors import ConfigError
+
+# YAML 1.1 takes 1e-3 for a string, because it lacks a point.
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+class Wrong(Exception):
+    """The value is not of this kind; the text, if any, follows the value in the message."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a key takes: in words, and as a function from a YAML value to the value kept.
+
+    `read` raises Wrong, or a ConfigError that lacks only the path.
+    """
+
+    expected: str
+    read: Callable[[object], object]
+
+
+def whole(least: int, most: int) -> Kind:
+    def read(value: object) -> int:
+        # A bool is an int to Python; 400.0 and "400" are not whole numbers to us.
+        if type(value) is not int or not least <= value <= most:
+            raise Wrong
+        return value
+
+    return Kind(f"a whole number from {least} to {most}", read)
+
+
+def number(expected: str, holds: Callable[[float], bool]) -> Kind:
+    """Kernels compute in float32, so what must hold must hold in float32 as well."""
+
+    def read(value: object) -> float:
+        if isinstance(value, str) and _NUMBER.fullmatch(value):
+            value = float(value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise Wrong
+        try:
+            exact = float(value) + 0.0  # -0.0 becomes 0.0
+        except OverflowError:
+            raise Wrong from None
+        if not holds(exact):
+            raise Wrong
+        with np.errstate(over="ignore"):
+            rounded = float(np.float32(exact))
+        if not (math.isfinite(rounded) and holds(rounded)):
+            raise Wrong(f", which is {rounded} in float32")
+        return exact
+
+    return Kind(expected, read)
+
+
+def choice(*names: str, later: Sequence[str] = ()) -> Kind:
+    """One of `names`; those in `later` are known, but cannot be had yet."""
+    expected = f"{', '.join(names[:-1])} or {names[-1]}"
+
+    def read(value: object) -> str:
+        if isinstance(value, bool):  # YAML 1.1 takes on and off for booleans
+            value = "on" if value else "off"
+        if isinstance(value, str) and value in later:
+            raise ConfigError(f"{value} is not available yet; use {expected}")
+        if not isinstance(value, str) or value not in names:
+            raise Wrong
+        return value
+
+    return Kind(expected, read)
+
+
+def text(expected: str, pattern: str) -> Kind:
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            raise Wrong
+        return value
+
+    return Kind(expected, read)
+
+
+def several(one: Kind, least: int, most: int) -> Kind:
+    def read(value: object) -> tuple[object, ...]:
+        if not isinstance(value, list | tuple) or not least <= len(value) <= most:
+            raise Wrong
+        return tuple(one.read(item) for item in value)
+
+    return Kind(f"a list of {least} to {most} values, each {one.expected}", read)
+
+
+def one_or_several(one: Kind, most: int) -> Kind:
+    many = several(one, 1, most)
+
+    def read(value: object) -> object:
+        return (many if isinstance(value, list | tuple) else one).read(value)
+
+    return Kind(f"{one.expected}, or a list of such numbers", read)
+
+
+def or_null(kind: Kind) -> Kind:
+    def read(value: object) -> object:
+        return None if value is None else kind.read(value)
+
+    return Kind(f"null or {kind.expected}", read)
+
+
+POSITIVE = number("a number above 0", lambda x: x > 0)
+NOT_NEGATIVE = number("a number of 0 or more", lambda x: x >= 0)
+FRACTION = number("a number from 0 to below 1", lambda x: 0 <= x < 1)
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: short, whatever it is."""
+    short = reprlib.Repr()
+    short.maxlevel, short.maxstring = 2, 60
+    try:
+        quoted = short.repr(value)
+    except ValueError:  # more digits than Python is willing to print
+        return "a number of thousands of digits"
+    return {"None": "null", "True": "true", "False": "false"}.get(quoted, quoted)

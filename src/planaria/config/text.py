@@ -1,0 +1,65 @@
+"""YAML, from a file or from one `--set path=value`. Nothing here knows the keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml  # type: ignore[import-untyped]
+
+from planaria.errors import ConfigError
+
+
+def read_file(path: Path) -> object:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; check the path") from None
+    except ValueError as error:
+        raise ConfigError(f"cannot read {path}: {error}; it must be text in UTF-8") from None
+    return _parse(text, str(path))
+
+
+def read_override(text: str) -> tuple[str, object]:
+    """(path, value) of `path=value`; nothing behind the = is null."""
+    path, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {text}: expected path=value, as in --set steps=400")
+    return path.strip(), _parse(value, f"--set {text}")
+
+
+def _parse(text: str, where: str) -> object:
+    try:
+        _refuse_twins(yaml.compose(text, Loader=yaml.SafeLoader), where)
+        return yaml.safe_load(text)
+    except ConfigError:
+        raise
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        line, column = before.count("\n"), len(before) - (before.rfind("\n") + 1)
+        raise _error_at(where, line, column, error.reason) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise _error_at(where, mark.line, mark.column, error.problem) from None
+    except Exception as error:  # PyYAML lets through what int(), date() and its own tables raise
+        raise ConfigError(f"{where}: not a YAML value ({error}); put it in quotes") from None
+
+
+def _refuse_twins(root: object, where: str) -> None:
+    """Of two equal keys YAML's reader keeps the last and drops the other without a word."""
+    nodes = [root]
+    if isinstance(root, yaml.MappingNode):
+        nodes += [value for _, value in root.value]
+    for node in nodes:
+        seen: set[str] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    mark = key.start_mark
+                    raise _error_at(
+                        where, mark.line, mark.column, f"{key.value!r} stands here twice"
+                    )
+                seen.add(key.value)
+
+
+def _error_at(where: str, line: int, column: int, problem: str) -> ConfigError:
+    return ConfigError(f"{where}, line {line + 1}, column {column + 1}: {problem}")

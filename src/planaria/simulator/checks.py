@@ -1,0 +1,131 @@
+"""The promises that every schedule must keep, looked at while it runs and when it has ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planaria.codes import Code
+from planaria.coordinator.machine import CoordinatorState
+from planaria.errors import PlanariaError
+from planaria.kernels.types import Floats
+from planaria.server.digest import Digest
+from planaria.simulator.toy import Batch, Reference, ToyDense, reference
+from planaria.trainer.machine import TrainerMachine
+from planaria.wire.messages import Install, View
+
+if TYPE_CHECKING:
+    from planaria.simulator.world import World
+
+REDUNDANT_S = 12.0
+"""When no fault lasts any more, every record is protected in full again within this time."""
+END_S = 30.0
+"""And the job is over within this time."""
+
+
+class Failure(PlanariaError):
+    """A schedule broke a promise; the message says which, and the seed."""
+
+
+class Oracle:
+    """What must hold, known from the undisturbed run and from what was seen so far."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.reference: Reference = reference(world.job)
+        self.installs: dict[View, Install] = {}
+        self.redundant_at: float | None = None
+        self.redundant_after_s = 0.0  # how long after the last fault
+
+    # ------------------------------------------------------------------ while it runs
+
+    def on_save(self, old: CoordinatorState, new: CoordinatorState) -> None:
+        """Views are never used twice, and what is committed stays committed."""
+        if (new.epoch, new.n) < (old.epoch, old.n):
+            raise Failure(f"the coordinator went back from view {old.epoch, old.n} to {new.n}")
+        if new.install.committed < old.install.committed:
+            raise Failure(f"step {old.install.committed} was committed and is not any more")
+        if new.install.view < old.install.view:
+            raise Failure(f"the membership of view {new.install.view} came back")
+
+    def on_install(self, member: str, install: Install) -> None:
+        """One view number means one membership, for everybody."""
+        if self.installs.setdefault(install.view, install) != install:
+            raise Failure(f"{member} got another membership for view {install.view}")
+
+    def on_compute(self, trainer: TrainerMachine, step: int, rows: dict[int, list[Floats]]) -> Batch:
+        """No trainer ever sees a bit that the undisturbed run does not have at that step."""
+        batch = self.reference.batches[step, trainer.rank]
+        assert trainer.install
+        if step <= trainer.install.committed:
+            raise Failure(f"rank {trainer.rank} computes committed step {step} again")
+        for place, expected in batch.seen.items():
+            if rows[place][0].tobytes() != expected:
+                raise Failure(f"rank {trainer.rank} got wrong rows of place {place} in step {step}")
+        assert isinstance(trainer.dense, ToyDense)
+        if trainer.dense.versions[step - 1].tobytes() != batch.dense:
+            raise Failure(f"rank {trainer.rank} has a wrong dense state in step {step}")
+        return batch
+
+    def on_pulse(self) -> None:
+        """Once the faults are over, redundancy and then the end must come in time."""
+        world = self.world
+        if world.now < world.calm_at or not self._redundant():
+            self.redundant_at = None
+        elif self.redundant_at is None:
+            self.redundant_at = world.now
+            self.redundant_after_s = world.now - world.calm_at
+        late_s = world.now - world.calm_at
+        if late_s > END_S or (self.redundant_at is None and late_s > REDUNDANT_S):
+            raise Failure(f"{late_s:.1f} s after the last fault it hangs: {world.state()}")
+
+    def _redundant(self) -> bool:
+        world = self.world
+        install = world.disk.install
+        members = [*install.servers, *install.trainers]
+        machines = [world.processes[m].machine for m in members if m in world.processes]
+        return len(machines) == len(members) and all(
+            machine.view == install.view
+            and not (machine.blank if isinstance(machine, TrainerMachine) else not machine.whole)
+            for machine in machines
+        )
+
+    # ------------------------------------------------------------------ at the end
+
+    def at_end(self) -> None:
+        """Nothing was lost: records, parity, dense state; and nobody had to refuse anything."""
+        job, world = self.world.job, self.world
+        servers = world.servers()
+        stores = [server.store for server in servers if server.store]
+        if len(stores) < job.servers or any(store.invalid_records for store in stores):
+            raise Failure("the job ended while records were still to be rebuilt")
+        found = sum((store.digest() for store in stores), Digest())
+        if found != self.reference.digest:
+            raise Failure("the records differ from those of the undisturbed run")
+        for member in world.disk.install.trainers:
+            if member not in world.processes:
+                continue  # died after it had said that it was done
+            dense = world.processes[member].machine.dense
+            if dense.step != job.steps or dense.state.tobytes() != self.reference.dense:
+                raise Failure(f"the dense state of {member} differs from the undisturbed run")
+        self._check_stripes()
+        if errors := [error for server in servers for error in server.errors]:
+            raise Failure(f"a server refused a message: {errors[0]}")
+
+    def _check_stripes(self) -> None:
+        """Every stripe satisfies its parity equations, byte for byte."""
+        job = self.world.job
+        stores = [server.store for server in self.world.servers() if server.store]
+        if any(store.held_step < job.steps for store in stores):
+            raise Failure("a delta of the last step is still missing")
+        code, arena = Code(job.k, job.r), job.layout.arena(job.rows)
+        slots = np.arange(arena.slots)
+        for group, places in enumerate(job.layout.groups.tolist()):
+            _, index = arena.members(np.full_like(slots, group), slots)
+            shards = [
+                stores[place].arenas[0].records[index[:, position]].view(np.uint8).ravel()
+                for position, place in enumerate(places)
+            ]
+            if not code.verify(shards[: job.k], shards[job.k :]):
+                raise Failure(f"a stripe of group {group} is inconsistent")
