@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
 
+import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import planaria
 from planaria import kernels
-from planaria.errors import ArgumentError, PlanariaError
-from planaria.rehearsal import Job, Rehearsal, run
+from planaria.cluster.files import write_atomically
+from planaria.cluster.run import JobRun
+from planaria.config import Config
+from planaria.display import Display, show_report
+from planaria.errors import ClusterError, ConfigError, LossError, PlanariaError
+from planaria.schedule import Event, parse_freeze, parse_kill, resolve
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+EXIT_LOST = 3
+EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     add_completion=False,
@@ -22,8 +32,26 @@ app = typer.Typer(
 )
 console = Console(highlight=False)
 
-EXIT_DIGESTS_DIFFER = 1
-EXIT_BAD_ARGUMENTS = 2
+ConfigFile = Annotated[
+    Path | None,
+    typer.Argument(help="A YAML file; docs/config.md lists its keys. Without: a small job."),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="path=value, as in optimizer.lr=0.1. Overrides the file."),
+]
+Kills = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="WHO@STEP: SIGKILL when STEP is done. WHO: server:2, server:any, server:any*2 (two "
+        "at once), trainer:1, coordinator, spare:0."
+    ),
+]
+Freezes = Annotated[
+    list[str] | None,
+    typer.Option(help="WHO@STEP:SECONDS: SIGSTOP, and SIGCONT after so many seconds."),
+]
+ReportFile = Annotated[Path | None, typer.Option(help="Write the report here, as JSON.")]
 
 
 @app.command()
@@ -34,84 +62,90 @@ def version() -> None:
 
 @app.command()
 def train(
-    servers: Annotated[int, typer.Option(help="Embedding servers.")] = 6,
-    parity: Annotated[int, typer.Option(help="Servers of a group that may be lost at once.")] = 1,
-    k: Annotated[
-        int | None, typer.Option(help="Data records per stripe; follows from the servers.")
-    ] = None,
-    trainers: Annotated[int, typer.Option(help="Trainers, each with its own samples.")] = 2,
-    steps: Annotated[int, typer.Option(help="Synchronous steps over all trainers.")] = 150,
-    seed: Annotated[int, typer.Option(help="Decides initial weights and samples.")] = 0,
-    kill: Annotated[
-        list[str] | None,
-        typer.Option(help="server:N@STEP, several times if you like; default: server:1, halfway."),
-    ] = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    kill: Kills = None,
+    freeze: Freezes = None,
+    report: ReportFile = None,
 ) -> None:
-    """Rehearse a job in one process: train it undisturbed, then again losing servers.
+    """Train a job on this machine, and disturb it on purpose if you like.
 
-    All arithmetic is real: erasure-coded stores, deltas into parity, decoding of every lost
-    record. Both runs must end with the same digest, which stands for every bit of every record;
-    exit code 1 says that they did not.
+    Servers, trainers and the coordinator are processes of their own. Any r servers of a group can
+    be killed at any instant: the digest at the end is that of an undisturbed run, bit for bit.
+
+    Exit codes: 0 done, 1 failed, 2 wrong configuration (nothing was started), 3 more was lost than
+    the parity can bear.
     """
-    try:
-        _check_counts(servers=servers, trainers=trainers, steps=steps)
-        job = Job(servers=servers, parity=parity, k=k, trainers=trainers, steps=steps, seed=seed)
-        if kill is None:
-            kill = [f"server:1@{max(steps // 2, 1)}"] if parity else []
-        schedule = _parse_kills(kill, job)
-        console.print(
-            f"{servers} servers, parity {parity}, {trainers} trainers, {steps} steps; "
-            f"kernels: {kernels.level()}"
-        )
-        undisturbed = _run("undisturbed", job, {})
-        disturbed = _run("losing servers", job, schedule)
-    except PlanariaError as error:
-        console.print(f"[red]error:[/red] {error}")
-        raise typer.Exit(EXIT_BAD_ARGUMENTS) from None
-    _summary(undisturbed, disturbed, schedule)
+    job, schedule = _read(config, sets, kill, freeze)
+    found = _run("training", job, schedule)
+    show_report(console, found)
+    _write(report, found)
 
 
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if not 1 <= count <= 1_000_000:
-            raise ArgumentError(f"--{name} must be 1 or more, not {count}")
+@app.command()
+def drill(
+    config: ConfigFile = None,
+    sets: Sets = None,
+    kill: Kills = None,
+    freeze: Freezes = None,
+    report: ReportFile = None,
+) -> None:
+    """Run a job twice, undisturbed and under kills, and compare the digests.
 
-
-def _parse_kills(kills: list[str], job: Job) -> dict[int, set[int]]:
-    schedule: dict[int, set[int]] = {}
-    for text in kills:
-        match = re.fullmatch(r"server:(\d+)@(\d+)", text)
-        if not match:
-            raise ArgumentError(f"--kill {text!r} is not of the form server:2@100")
-        place, step = int(match[1]), int(match[2])
-        if place >= job.servers or not 1 <= step <= job.steps:
-            raise ArgumentError(
-                f"--kill {text}: servers are 0 to {job.servers - 1}, steps 1 to {job.steps}"
-            )
-        schedule.setdefault(step, set()).add(place)
-    return schedule
-
-
-def _run(name: str, job: Job, schedule: dict[int, set[int]]) -> Rehearsal:
-    columns = (TextColumn("{task.description:>15}"), BarColumn(), MofNCompleteColumn(),
-               TextColumn("loss {task.fields[loss]:.4f}"))  # fmt: skip
-    with Progress(*columns, console=console, disable=not sys.stdout.isatty()) as progress:
-        task = progress.add_task(name, total=job.steps, loss=float("nan"))
-        return run(job, schedule, lambda now: progress.update(task, advance=1, loss=now.loss))
-
-
-def _summary(undisturbed: Rehearsal, disturbed: Rehearsal, schedule: dict[int, set[int]]) -> None:
-    for step, places in sorted(schedule.items()):
-        named = ", ".join(f"server:{place}" for place in sorted(places))
-        console.print(f"after step {step}: lost {named}, rebuilt from stripe-mates")
-    console.print(f"loss of the last step  {disturbed.loss:.4f} (guessing: 0.6931)")
-    console.print(f"digest undisturbed     {undisturbed.digest}")
-    console.print(f"digest losing servers  {disturbed.digest}")
-    if undisturbed.digest != disturbed.digest:
-        console.print("[red]The digests differ: records were lost. Please report this.[/red]")
-        raise typer.Exit(EXIT_DIGESTS_DIFFER)
+    Without --kill or --freeze, any server is killed halfway. Exit code 1 if the digests differ.
+    """
+    job, schedule = _read(config, sets, kill, freeze)
+    if not schedule:
+        schedule = resolve([parse_kill(f"server:any@{max(job.steps // 2, 1)}")], job)
+    undisturbed = _run("undisturbed", job, [])
+    disturbed = _run("disturbed", job, schedule)
+    show_report(console, disturbed)
+    console.print(f"digest undisturbed  {undisturbed['digest']}")
+    console.print(f"digest disturbed    {disturbed['digest']}")
+    _write(report, {"undisturbed": undisturbed, "disturbed": disturbed})
+    if undisturbed["digest"] != disturbed["digest"]:
+        _leave(EXIT_FAILED, "the digests differ: something was lost. Please report this.")
     console.print("[green]equal: not one bit was lost[/green]")
+
+
+def _read(
+    path: Path | None, sets: list[str] | None, kill: list[str] | None, freeze: list[str] | None
+) -> tuple[Config, list[Event]]:
+    try:
+        job = Config.load(path, sets or ())
+        events: list[Event] = [parse_kill(text) for text in kill or ()]
+        events += [parse_freeze(text) for text in freeze or ()]
+        return job, resolve(events, job)
+    except ConfigError as error:
+        _leave(EXIT_CONFIG, str(error))
+
+
+def _run(title: str, job: Config, schedule: Sequence[Event]) -> dict[str, Any]:
+    try:
+        with Display(console, title, job) as display:
+            return JobRun(job, schedule, display).run()
+    except KeyboardInterrupt:
+        _leave(EXIT_INTERRUPTED, "interrupted; all processes were stopped")
+    except LossError as error:
+        _leave(EXIT_LOST, str(error))
+    except (ClusterError, PlanariaError) as error:
+        _leave(EXIT_FAILED, str(error))
+
+
+def _write(path: Path | None, report: dict[str, Any]) -> None:
+    if path is None:
+        return
+    try:
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    except OSError as error:
+        _leave(EXIT_FAILED, f"the run is done, but its report could not be written: {error}")
+
+
+def _leave(code: int, sentence: str) -> NoReturn:
+    Console(stderr=True, highlight=False).print(f"error: {sentence}", style="red", soft_wrap=True)
+    raise typer.Exit(code)
 
 
 def main() -> None:
     app()
+    sys.exit(0)

@@ -6,24 +6,35 @@ Started by the supervisor, never by hand.
 from __future__ import annotations
 
 import ctypes
+import select
 import signal
 import sys
 import traceback
 from pathlib import Path
 
 from planaria.cluster.files import JobFiles
+from planaria.cluster.node import EXIT_FAILED, EXIT_FENCED, EXIT_ORPHAN
 from planaria.coordinator.machine import FENCED
 
 PR_SET_PDEATHSIG = 1
-EXIT_FAILED = 1
-EXIT_FENCED = 6
+
+
+def supervisor_is_gone() -> bool:
+    """Whether it ended before the kernel was asked to tell: nobody holds the other end."""
+    standard_input = select.poll()
+    standard_input.register(0, 0)
+    return bool(standard_input.poll(0))
 
 
 def main() -> int:
     role, folder, member, *number = sys.argv[1:]
     files = JobFiles(Path(folder))
-    # If the supervisor is killed between two reads of standard input, the kernel tells us.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # However the supervisor ends, the kernel tells us. The coordinator stays to clean up; if it is
+    # frozen, it is woken for that.
+    told = signal.SIGCONT if role == "coordinator" else signal.SIGKILL
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, told)
+    if role != "coordinator" and supervisor_is_gone():
+        return EXIT_ORPHAN
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle
     place = int(number[0]) if number else None
     try:

@@ -12,6 +12,8 @@ from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine, first_s
 from planaria.wire.machine import Outbox
 from planaria.wire.messages import NO_VIEW, Install, Member, Message, Spawn, Stop, Suspect
 
+ORPHANS_S = 0.2  # how long processes without a supervisor may take to end
+
 
 class CoordinatorNode(Node):
     def __init__(self, files: JobFiles, member: Member) -> None:
@@ -41,6 +43,11 @@ class CoordinatorNode(Node):
         if "suspect" in order:
             self._suspects.put(order["suspect"])
 
+    def _on_orphan(self) -> None:
+        """Cleans up in the supervisor's place; the others end at the same moment."""
+        time.sleep(ORPHANS_S)
+        self.files.remove()
+
     def run(self) -> str:
         self._after(self.machine.take_outbox())
         last = time.monotonic()
@@ -55,9 +62,7 @@ class CoordinatorNode(Node):
                 self.book[envelope.sender] = envelope.address
                 self._receive(envelope.sender, envelope.message)
             while not self._suspects.empty():
-                self._receive(
-                    SUPERVISOR, Suspect(view=NO_VIEW, member=self._suspects.get_nowait())
-                )
+                self._receive(SUPERVISOR, Suspect(view=NO_VIEW, member=self._suspects.get_nowait()))
             for member, at in self.heard.items():
                 if now - at > self.limit_s and member in self.machine.members:
                     if member not in self.machine.dead:
@@ -65,6 +70,7 @@ class CoordinatorNode(Node):
                         self._receive(SUPERVISOR, Suspect(view=NO_VIEW, member=member))
             self._after(self.machine.tick(now))
         self.link.say("finished", failure=self.machine.failure)
+        self.transport.close()  # once everybody has been told to stop
         return self.machine.failure or ""
 
     def _receive(self, sender: Member, message: Message) -> None:

@@ -1,15 +1,16 @@
 """The job's folder: what its processes must share before they can talk.
 
-    config.json        the checked configuration
-    keys               token and CURVE keys, readable by the owner alone
-    coordinator.json   views used and membership in force; written atomically
-    *.ipc              sockets, where the transport is ipc
+config.json        the checked configuration
+keys               token and CURVE keys, readable by the owner alone
+coordinator.json   views used and membership in force; written atomically
+*.ipc              sockets, where the transport is ipc
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,11 @@ class JobFiles:
         except FileNotFoundError:
             return None
         return msgspec.json.decode(text, type=CoordinatorState)
+
+    def remove(self) -> None:
+        """Only what is a job's folder: it has keys in it."""
+        if (self.folder / "keys").exists():
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

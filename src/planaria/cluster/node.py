@@ -8,7 +8,6 @@ closes, it is gone, and the process leaves at once: no orphans, however the supe
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from planaria.wire.codec import encode
 from planaria.wire.machine import COORDINATOR, Machine, Outbox
 from planaria.wire.messages import NO_VIEW, Heartbeat, Hello, Member, Message, Stop
 
+EXIT_FAILED = 1  # with an exception, which is in the log
 EXIT_ORPHAN = 5
 EXIT_FENCED = 6
 POLL_MS = 20
@@ -47,12 +47,20 @@ class Link:
             except BrokenPipeError:
                 os._exit(EXIT_ORPHAN)
 
-    def listen(self, on_order: Callable[[dict[str, Any]], None]) -> None:
-        """Calls `on_order` for each line from the supervisor, in a thread of its own."""
+    def listen(
+        self, on_order: Callable[[dict[str, Any]], None], on_orphan: Callable[[], None]
+    ) -> None:
+        """Calls `on_order` for each line from the supervisor, in a thread of its own.
+
+        When the supervisor is gone, it calls `on_orphan` and ends the process.
+        """
 
         def read() -> None:
-            for line in sys.stdin.buffer:
-                on_order(msgspec.json.decode(line))
+            # Not sys.stdin: a thread that waits in it makes the interpreter abort on its way out.
+            with os.fdopen(os.dup(0), "rb", buffering=0) as orders:
+                for line in orders:
+                    on_order(msgspec.json.decode(line))
+            on_orphan()
             os._exit(EXIT_ORPHAN)
 
         threading.Thread(target=read, daemon=True).start()
@@ -72,13 +80,16 @@ class Node:
         self.book: dict[Member, str] = {}  # where members listen
         self.coordinator = ""
         self.stopped: str | None = None
-        self.link.listen(self._on_order)
+        self.link.listen(self._on_order, self._on_orphan)
         self.link.say("listening", member=member, address=self.transport.address)
 
     def _on_order(self, order: dict[str, Any]) -> None:
         """From the supervisor, in its own thread: only simple assignments here."""
         if "coordinator" in order:
             self.coordinator = order["coordinator"]
+
+    def _on_orphan(self) -> None:
+        """The supervisor is gone; called in the thread that noticed it."""
 
     def address_of(self, member: Member) -> str:
         return self.coordinator if member == COORDINATOR else self.book.get(member, "")

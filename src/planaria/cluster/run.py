@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from planaria.cluster.node import EXIT_FAILED, EXIT_FENCED
 from planaria.cluster.supervisor import Event, Supervisor
 from planaria.config import Config
 from planaria.data import auc, normalized_entropy
 from planaria.errors import ClusterError, LossError
-from planaria.schedule import Freeze, Kill
+from planaria.schedule import Event as Scheduled
+from planaria.schedule import Freeze
 from planaria.server.digest import Digest
 from planaria.wire.messages import Member
 
@@ -62,7 +64,7 @@ class JobRun:
     def __init__(
         self,
         config: Config,
-        schedule: Sequence[Kill | Freeze] = (),
+        schedule: Sequence[Scheduled] = (),
         observe: Observer = lambda line, progress: None,
     ) -> None:
         self.config = config
@@ -93,8 +95,13 @@ class JobRun:
             return False
         if self.failure:
             return True
-        wanted = self.config.servers + self.config.ranks
-        return len(self.digests) == wanted
+        awaited = {*self.progress.servers, *self.progress.trainers} - self.digests.keys()
+        if ended := sorted(awaited - supervisor.children.keys()):
+            raise ClusterError(
+                f"{', '.join(ended)} ended after the last step, before saying what it holds; run "
+                "the job again"
+            )
+        return not awaited
 
     def _check_deadline(self, supervisor: Supervisor) -> None:
         quiet_s = time.monotonic() - self.last_progress
@@ -161,18 +168,23 @@ class JobRun:
                 f"rebuilding {event.facts['rebuilding'] or 'nothing'}",
                 progress,
             )
-        self.last_progress = event.at
+        if progress.step == 0:  # later views are no progress: replacements may die one by one
+            self.last_progress = event.at
 
     def _on_exit(self, supervisor: Supervisor, event: Event) -> None:
         self._detected(event.member, event.at)
-        expected = event.facts["code"] in (0, 6) or any(
-            failure.member == event.member for failure in self.progress.failures
+        member, code = event.member, event.facts["code"]
+        if code == EXIT_FAILED:
+            # An exception is no fault: a replacement would run into the same one.
+            log = supervisor.log_of(member)
+            last = log.rstrip().rpartition("\n")[2]
+            raise ClusterError(f"{member} failed: {last}\nThe end of its log:\n{log}")
+        expected = code in (0, EXIT_FENCED) or any(
+            failure.member == member for failure in self.progress.failures
         )
         if not expected:
             self.observe(
-                f"{event.member} ended with code {event.facts['code']}: "
-                f"{supervisor.log_of(event.member)}",
-                self.progress,
+                f"{member} ended with code {code}: {supervisor.log_of(member)}", self.progress
             )
 
     def _detected(self, member: Member, at: float) -> None:
@@ -195,24 +207,22 @@ class JobRun:
 
     # ------------------------------------------------------------------ disturbing
 
-    def _disturb(self, supervisor: Supervisor, item: Kill | Freeze) -> None:
+    def _disturb(self, supervisor: Supervisor, item: Scheduled) -> None:
         member, place = self._member_of(supervisor, item)
         if member not in supervisor.children:
             self.observe(f"{item.who} is not there to be disturbed", self.progress)
             return
-        number = signal.SIGKILL if isinstance(item, Kill) else signal.SIGSTOP
+        number = signal.SIGSTOP if isinstance(item, Freeze) else signal.SIGKILL
         at = supervisor.kill(member, number)
         failure = Disturbance(item.who, item.step, at, member=member, place=place)
         if item.role != "spare":
             self.progress.failures.append(failure)
         if isinstance(item, Freeze):
             self.wakes.append((at + item.seconds, member))
-        verb = "killed" if isinstance(item, Kill) else f"frozen for {item.seconds} s"
+        verb = f"frozen for {item.seconds:g} s" if isinstance(item, Freeze) else "killed"
         self.observe(f"{item.who} {verb} at step {item.step}", self.progress)
 
-    def _member_of(
-        self, supervisor: Supervisor, item: Kill | Freeze
-    ) -> tuple[Member, int | None]:
+    def _member_of(self, supervisor: Supervisor, item: Scheduled) -> tuple[Member, int | None]:
         assert item.number is not None or item.role == "coordinator"
         number = item.number or 0
         if item.role == "coordinator":

@@ -29,7 +29,7 @@ from planaria.coordinator.machine import FENCED  # noqa: F401
 from planaria.errors import ClusterError
 from planaria.wire.messages import Member
 
-STOP_S = 10.0  # how long processes may take to leave before they are killed
+STOP_S = 2.0  # how long processes may take to leave before they are killed
 MAX_LINE = 1 << 26
 
 
@@ -245,7 +245,7 @@ class Supervisor:
                     child.process.stdin.close()
                 except BrokenPipeError:
                     pass
-        deadline = time.monotonic() + (STOP_S if self.finished else 1.0)
+        deadline = time.monotonic() + STOP_S
         for child in self.children.values():
             try:
                 child.process.wait(max(deadline - time.monotonic(), 0.01))

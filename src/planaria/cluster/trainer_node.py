@@ -78,7 +78,9 @@ class TrainerNode(MemberNode):
         optimizer = config.optimizer_rule
         self.arena = make_arenas(config.tables, optimizer)[0]
         self.source = make_source(config)
-        self.model = DLRM(len(config.tables), config.model.dim, config.model.bottom, config.model.top)
+        self.model = DLRM(
+            len(config.tables), config.model.dim, config.model.bottom, config.model.top
+        )
         self.dense = DenseState(
             self.model.parameters,
             optimizer,

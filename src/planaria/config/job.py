@@ -281,12 +281,11 @@ def _known(path: str) -> str:
     if section in _SECTIONS:
         listed = _in(section)
         near = difflib.get_close_matches(name, [known.partition(".")[2] for known in listed], n=1)
-        near = [f"{section}.{inner}" for inner in near]
+        guesses = [*misplaced, *(f"{section}.{inner}" for inner in near)]
     else:
         listed = [*_in(""), *_SECTIONS]
-        near = difflib.get_close_matches(path, [*KINDS, *_SECTIONS], n=1)
-    guess = [*misplaced, *near][:1]
-    advice = f"did you mean {guess[0]}?" if guess else f"known are {', '.join(listed)}"
+        guesses = difflib.get_close_matches(path, [*KINDS, *_SECTIONS], n=1) + misplaced
+    advice = f"did you mean {guesses[0]}?" if guesses else f"known are {', '.join(listed)}"
     raise ConfigError(f"{path[:80]}: unknown key; {advice}")
 
 

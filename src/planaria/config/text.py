@@ -22,9 +22,10 @@ def read_file(path: Path) -> object:
 def read_override(text: str) -> tuple[str, object]:
     """(path, value) of `path=value`; nothing behind the = is null."""
     path, equals, value = text.partition("=")
+    where = f"--set {text[:80]}"
     if not equals:
-        raise ConfigError(f"--set {text}: expected path=value, as in --set steps=400")
-    return path.strip(), _parse(value, f"--set {text}")
+        raise ConfigError(f"{where}: expected path=value, as in --set steps=400")
+    return path.strip(), _parse(value, where)
 
 
 def _parse(text: str, where: str) -> object:

@@ -128,10 +128,10 @@ class CoordinatorMachine:
                 self.installed.add(sender)
                 if message.whole:
                     self.whole.add(sender)
-            case Done() if message.view == self.install.view and not self.gathering:
+                self._finish_if_done()
+            case Done() if message.view == self.install.view:
                 self.done.add(sender)
-                if self.done >= set(self.install.trainers):
-                    self._finish(DONE)
+                self._finish_if_done()
         return self.take_outbox()
 
     def _on_hello(self, hello: Hello) -> None:
@@ -139,7 +139,9 @@ class CoordinatorMachine:
             return
         self.addresses[hello.member] = hello.address
         if hello.member in self.members:
-            if self.gathering is None and self._all_known():
+            if self.gathering is not None:
+                self._decide_if_complete()
+            elif self._all_known():
                 for member in self.members:
                     if member not in self.installed:
                         self._send(member, self._with_addresses())
@@ -182,7 +184,7 @@ class CoordinatorMachine:
 
     def _decide_if_complete(self) -> None:
         gathering = self.gathering
-        if gathering is None or gathering.waiting:
+        if gathering is None or gathering.waiting or not self._all_known():
             return
         if lost := self._what_is_lost(gathering.promises):
             self.failure = lost
@@ -239,7 +241,7 @@ class CoordinatorMachine:
             servers=servers,
             trainers=trainers,
             rebuilding=rebuilding,
-            addresses={member: self.addresses.get(member, "") for member in servers + trainers},
+            addresses={member: self.addresses[member] for member in servers + trainers},
         )
         self.state = CoordinatorState(self.state.epoch, self.state.n, install)
         self._unsaved = True
@@ -249,8 +251,8 @@ class CoordinatorMachine:
             self._send(member, install)
 
     def _all_known(self) -> bool:
-        """Whether every member has said hello: the first install waits for that."""
-        return all(member in self.addresses for member in self.members)
+        """Whether every living member has said hello: the first install waits for that."""
+        return all(m in self.addresses for m in self.members if m not in self.dead)
 
     def _with_addresses(self) -> Install:
         addresses = {member: self.addresses[member] for member in self.members}
@@ -276,15 +278,30 @@ class CoordinatorMachine:
         if self.gathering is None:
             if self._all_known():
                 for member in self.members:
-                    if member not in self.installed:
+                    if member not in self.installed or self._rebuilding(member):
                         self._send(member, self._with_addresses())
         elif now - self.gathering.since > self.deadline_s and self.gathering.waiting:
             for member in sorted(self.gathering.waiting):
                 self.dead.add(member)
             self._change()
+        elif now - self.gathering.since > self.deadline_s:
+            # The processes that were asked for died before they could say hello.
+            self._asked = dict.fromkeys(self._asked, 0)
+            self.gathering.since = now
+            self._decide_if_complete()
         else:
             for member in sorted(self.gathering.waiting):
                 self._send(member, Prepare(view=self.gathering.view))
+
+    def _rebuilding(self, member: Member) -> bool:
+        return member in self.install.servers and member not in self.whole
+
+    def _finish_if_done(self) -> None:
+        """All trainers hold all answers (rule 6), and no record is left to be rebuilt."""
+        if self.gathering is None and not self.finished:
+            if self.done >= set(self.install.trainers):
+                if not any(map(self._rebuilding, self.install.servers)):
+                    self._finish(DONE)
 
     def _finish(self, reason: str) -> None:
         self.finished = True

@@ -100,8 +100,12 @@ class ServerMachine(Machine):
             self.acks[step] = set()
             self._send_delta(step, self.holders)
         self.rebuilder.on_install(new)
-        self.send(COORDINATOR, Installed(view=self.view, whole=self.whole))
+        self.report()
         self._progress()
+
+    def report(self) -> None:
+        if self.store is not None:
+            self.send(COORDINATOR, Installed(view=self.view, whole=self.whole))
 
     # ------------------------------------------------------------------ messages
 
@@ -150,7 +154,9 @@ class ServerMachine(Machine):
         assert self.store
         if not 0 <= rank < self.job.ranks:
             raise StepError(f"there is no rank {rank}; ranks are 0 to {self.job.ranks - 1}")
-        if not 1 <= step <= self.store.step + 3:  # trainers ask one step ahead
+        # A replacement starts at c. A trainer may have computed c + 2, because another one's dense
+        # state was late; it then waits at c + 3 and asks one step ahead.
+        if not 1 <= step <= self.store.step + 4:
             raise StepError(f"step {step} is too far from step {self.store.step}")
         if len(indices) != len(self.store.arenas):
             raise StepError(f"{len(indices)} arenas; this job has {len(self.store.arenas)}")
@@ -214,10 +220,7 @@ class ServerMachine(Machine):
             self._answer(key)
         self.outbox += self.rebuilder.take_requests(self.view, self._committed_here())
         if self.whole and not was_whole:
-            self._became_whole()
-
-    def _became_whole(self) -> None:
-        self.send(COORDINATOR, Installed(view=self.view, whole=True))
+            self.report()
 
     def _apply_next(self) -> bool:
         """Applies the next step if all its pushes are here and all its rows are valid."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,8 +11,10 @@ from planaria.codes import Code
 from planaria.coordinator.machine import CoordinatorState
 from planaria.errors import PlanariaError
 from planaria.kernels.types import Floats
+from planaria.server.decoding import decode, find_mates
 from planaria.server.digest import Digest
-from planaria.simulator.toy import Batch, Reference, ToyDense, reference
+from planaria.server.store import Store
+from planaria.simulator.toy import Batch, Reference, ToyDense, ToyJob, reference
 from planaria.trainer.machine import TrainerMachine
 from planaria.wire.messages import Install, View
 
@@ -53,8 +56,13 @@ class Oracle:
         """One view number means one membership, for everybody."""
         if self.installs.setdefault(install.view, install) != install:
             raise Failure(f"{member} got another membership for view {install.view}")
+        members = [*install.servers, *install.trainers]
+        if install.addresses != {name: f"at {name}" for name in members}:
+            raise Failure(f"{member} is not told where everybody is: {install.addresses}")
 
-    def on_compute(self, trainer: TrainerMachine, step: int, rows: dict[int, list[Floats]]) -> Batch:
+    def on_compute(
+        self, trainer: TrainerMachine, step: int, rows: dict[int, list[Floats]]
+    ) -> Batch:
         """No trainer ever sees a bit that the undisturbed run does not have at that step."""
         batch = self.reference.batches[step, trainer.rank]
         assert trainer.install
@@ -96,10 +104,14 @@ class Oracle:
     def at_end(self) -> None:
         """Nothing was lost: records, parity, dense state; and nobody had to refuse anything."""
         job, world = self.world.job, self.world
-        servers = world.servers()
-        stores = [server.store for server in servers if server.store]
-        if len(stores) < job.servers or any(store.invalid_records for store in stores):
+        servers = [
+            world.processes[member].machine if member in world.processes else None
+            for member in world.disk.install.servers
+        ]
+        if any(server and not server.whole for server in servers):
             raise Failure("the job ended while records were still to be rebuilt")
+        left: list[Store | None] = [server.store if server else None for server in servers]
+        stores = [store or _rebuilt(place, left, job) for place, store in enumerate(left)]
         found = sum((store.digest() for store in stores), Digest())
         if found != self.reference.digest:
             raise Failure("the records differ from those of the undisturbed run")
@@ -109,23 +121,46 @@ class Oracle:
             dense = world.processes[member].machine.dense
             if dense.step != job.steps or dense.state.tobytes() != self.reference.dense:
                 raise Failure(f"the dense state of {member} differs from the undisturbed run")
-        self._check_stripes()
-        if errors := [error for server in servers for error in server.errors]:
+            self._check_final_rows(world.processes[member].machine)
+        _check_stripes(stores, job)
+        if errors := [error for server in servers if server for error in server.errors]:
             raise Failure(f"a server refused a message: {errors[0]}")
 
-    def _check_stripes(self) -> None:
-        """Every stripe satisfies its parity equations, byte for byte."""
-        job = self.world.job
-        stores = [server.store for server in self.world.servers() if server.store]
-        if any(store.held_step < job.steps for store in stores):
-            raise Failure("a delta of the last step is still missing")
-        code, arena = Code(job.k, job.r), job.layout.arena(job.rows)
-        slots = np.arange(arena.slots)
-        for group, places in enumerate(job.layout.groups.tolist()):
-            _, index = arena.members(np.full_like(slots, group), slots)
-            shards = [
-                stores[place].arenas[0].records[index[:, position]].view(np.uint8).ravel()
-                for position, place in enumerate(places)
-            ]
-            if not code.verify(shards[: job.k], shards[job.k :]):
-                raise Failure(f"a stripe of group {group} is inconsistent")
+    def _check_final_rows(self, trainer: TrainerMachine) -> None:
+        rows = trainer.final_rows()
+        if rows is None or trainer.shadow:
+            return
+        batch = self.reference.batches[self.world.job.steps + 1, trainer.rank]
+        if any(rows[place][0].tobytes() != expected for place, expected in batch.seen.items()):
+            raise Failure(f"rank {trainer.rank} got wrong rows after the last step")
+
+
+def _rebuilt(place: int, stores: Sequence[Store | None], job: ToyJob) -> Store:
+    """What a replacement would rebuild for a server that died when everybody was done."""
+    store = Store(job.arenas, job.layout, place, job.optimizer, blank_at=job.steps)
+    absent = [other for other, there in enumerate(stores) if there is None]
+    index = np.arange(len(store.arenas[0].records))
+    mates = find_mates(store.arenas[0].layout, place, index, absent)
+    shards = np.empty((job.k, len(index), store.arenas[0].arena.words), np.uint32)
+    for (row, i), mate in np.ndenumerate(mates.places):
+        there = stores[int(mate)]
+        assert there
+        shards[i, row] = there.read(0, mates.indices[row, i : i + 1], job.steps)[0]
+    store.restore(0, index, decode(mates, list(shards)), job.steps)
+    return store
+
+
+def _check_stripes(stores: Sequence[Store], job: ToyJob) -> None:
+    """Every stripe satisfies its parity equations, byte for byte."""
+    if any(store.held_step < job.steps for store in stores):
+        raise Failure("a delta of the last step is still missing")
+    code, arena = Code(job.k, job.r), job.layout.arena(job.rows)
+    slots = np.arange(arena.slots)
+    for group, places in enumerate(job.layout.groups.tolist()):
+        _, index = arena.members(np.full_like(slots, group), slots)
+        shards = [
+            stores[place].arenas[0].records[index[:, position]].view(np.uint8).ravel()
+            for position, place in enumerate(places)
+        ]
+        if not code.verify(shards[: job.k], shards[job.k :]):
+            raise Failure(f"a stripe of group {group} is inconsistent")

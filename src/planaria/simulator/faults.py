@@ -49,19 +49,19 @@ class Faults:
     drop: float = 0.0  # the probability that a message is lost
     duplicate: float = 0.0  # and that it comes twice
     kinds: tuple[str, ...] = KINDS
-    window_s: float = 1.2  # faults begin within it
     pause_s: float = 1.0  # the longest pause or cut
     within_budget: bool = True  # False: more than r servers of a group may go
 
 
 def plan(world: World) -> None:
     """Half of the faults come at any time, half shortly after another: during its recovery."""
-    at, window_s = 0.0, world.faults.window_s
+    step_s = world.network.step_s + 3 * world.faults.drop
+    at = 0.0
     for number in range(world.faults.count):
         if number and world.random.random() < 0.5:
-            at += world.random.expovariate(1 / 0.08)
+            at += world.random.expovariate(2 / step_s)
         else:
-            at = world.random.uniform(0.0, window_s)
+            at = world.random.uniform(0.0, step_s * (world.job.steps + 0.5))
         world.after(at, strike, world)
 
 

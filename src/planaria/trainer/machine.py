@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from planaria.errors import StepError
+from planaria.errors import HistoryGone, StepError
 from planaria.kernels.types import Floats, Index, Records
 from planaria.wire.machine import COORDINATOR, Machine
 from planaria.wire.messages import (
@@ -164,8 +164,12 @@ class TrainerMachine(Machine):
             self._ask_for_dense()
         else:
             self._resend_after(new.committed)
-            self.send(COORDINATOR, Installed(view=self.view, whole=True))
+            self.report()
         self._progress()
+
+    def report(self) -> None:
+        if not self.blank:
+            self.send(COORDINATOR, Installed(view=self.view, whole=True))
 
     def _resend_after(self, committed: int) -> None:
         for step in sorted(self.pushes):
@@ -190,15 +194,19 @@ class TrainerMachine(Machine):
             case DenseGradient() if self.blank or message.step > self.dense.step:
                 self.gradients.setdefault(message.step, {})[message.rank] = message.gradient
             case DenseRequest() if not self.blank:
-                assert self.install
-                committed = self.install.committed
-                reply = DenseReply(
-                    view=self.view, step=committed, state=self.dense.export(committed)
-                )
-                self.send(sender, reply)
+                self._on_dense_request(sender)
             case DenseReply() if self.blank:
                 self._start_at(message)
         self._progress()
+
+    def _on_dense_request(self, sender: Member) -> None:
+        assert self.install
+        committed = self.install.committed
+        try:
+            state = self.dense.export(committed)
+        except HistoryGone:
+            return  # late: all have gone on since, and so has the one that asked
+        self.send(sender, DenseReply(view=self.view, step=committed, state=state))
 
     def _fits(self, answer: Answer) -> bool:
         """Whether the answer has the rows that were asked for."""
@@ -216,7 +224,7 @@ class TrainerMachine(Machine):
         self.dense.restore(reply.step, reply.state)
         self.blank = False
         self.step = reply.step + 1
-        self.send(COORDINATOR, Installed(view=self.view, whole=True))
+        self.report()
 
     # ------------------------------------------------------------------ progress
 

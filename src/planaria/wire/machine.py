@@ -52,6 +52,10 @@ class Machine:
     def on_message(self, sender: Member, message: Message) -> None:
         raise NotImplementedError
 
+    def report(self) -> None:
+        """Tell the coordinator that the view is installed, and whether all records are valid."""
+        raise NotImplementedError
+
     def on_retry(self) -> None:
         """Send again what is unanswered (rule 15)."""
         raise NotImplementedError
@@ -99,7 +103,10 @@ class Machine:
         self.send(sender, self.held())
 
     def _install(self, install: Install) -> None:
-        if install.view <= self.view or install.view < self.promised:
+        if install.view < self.promised or install.view < self.view:
+            return
+        if install.view == self.view:
+            self.report()  # what was said before was lost, or something has changed since
             return
         old, self.install = self.install, install
         self.view = self.promised = install.view

@@ -1,0 +1,117 @@
+"""What a person sees of a run: a live panel on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from planaria.cluster.run import Progress
+from planaria.config import Config
+
+RECENT_STEPS = 50  # over which the rate is taken
+SHOWN_LINES = 8
+
+
+class Display:
+    """Observes one run. Use it as a context manager around the run."""
+
+    def __init__(self, console: Console, title: str, config: Config) -> None:
+        self.console = console
+        self.title = title
+        self.config = config
+        self.lines: list[str] = []
+        self.next_tenth = 1
+        self.started = time.monotonic()
+        self.live = (
+            Live(console=console, refresh_per_second=8, transient=True)
+            if console.is_terminal
+            else None
+        )
+
+    def __enter__(self) -> Display:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.live:
+            self.live.stop()
+
+    def __call__(self, line: str, progress: Progress) -> None:
+        if line:
+            text = f"{time.monotonic() - self.started:7.2f} s  {line}"
+            self.lines.append(text)
+            if not self.live:
+                self.console.print(text, markup=False, soft_wrap=True)
+        if self.live:
+            self.live.update(self._panel(progress))
+        elif progress.step * 10 >= self.config.steps * self.next_tenth:
+            self.next_tenth = progress.step * 10 // self.config.steps + 1
+            self.console.print(
+                f"{time.monotonic() - self.started:7.2f} s  step {progress.step} of "
+                f"{self.config.steps}, loss {progress.loss:.4f}, {_rate(progress, self.config)}",
+                soft_wrap=True,
+            )
+
+    def _panel(self, progress: Progress) -> RenderableType:
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(
+            self.title,
+            ProgressBar(self.config.steps, progress.step, width=32),
+            f"{progress.step}/{self.config.steps}",
+            f"loss {progress.loss:.4f}",
+            _rate(progress, self.config),
+        )
+        servers = Text()
+        for place in range(len(progress.servers)):
+            rows = progress.rebuilding.get(place)
+            state = "whole" if rows is None else f"rebuilding, {rows} rows"
+            servers.append(f" server:{place} ", "bold")
+            servers.append(state + " ", "green" if rows is None else "yellow")
+        return Group(bar, servers, *(Text(line) for line in self.lines[-SHOWN_LINES:]))
+
+
+def _rate(progress: Progress, config: Config) -> str:
+    recent = progress.step_at[-RECENT_STEPS:]
+    if len(recent) < 2 or recent[-1][1] == recent[0][1]:
+        return ""
+    rate = (len(recent) - 1) * config.batch / (recent[-1][1] - recent[0][1])
+    return f"{rate:,.0f} samples/s"
+
+
+def show_report(console: Console, report: dict[str, Any]) -> None:
+    """The summary of a finished run."""
+    table = Table.grid(padding=(0, 2))
+    for name in ("digest", "steps", "samples"):
+        table.add_row(name, str(report[name]))
+    for name, form in (
+        ("loss", ".4f"),
+        ("auc", ".4f"),
+        ("normalized_entropy", ".4f"),
+        ("samples_per_s", ",.0f"),
+    ):
+        value = report[name]
+        table.add_row(name, "-" if value is None else format(value, form))
+    megabytes = (report["bytes_records"] / 1e6, report["bytes_parity"] / 1e6)
+    table.add_row("memory", f"{megabytes[0]:,.1f} MB records, {megabytes[1]:,.1f} MB parity")
+    console.print(table)
+    for failure in report["failures"]:
+        gap, rebuilt = failure["gap_ms"], failure["rebuilt_ms"]
+        console.print(
+            f"{failure['who']}, step {failure['step']}: next step after "
+            f"{'-' if gap is None else f'{gap:.0f} ms'}, "
+            f"{failure['rows_rebuilt']:,} records rebuilt"
+            f"{'' if rebuilt is None else f' in {rebuilt:.0f} ms'}"
+        )

@@ -1,0 +1,209 @@
+"""Many schedules: which job and which faults a seed stands for, and runs of many of them.
+
+Two families. Seeded schedules are drawn at random. The kills at every message boundary are
+exhaustive: one undisturbed schedule is run, and before each of its deliveries it is forked once per
+set of servers to kill.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any, TypeVar
+
+from planaria.optimizers import Optimizer
+from planaria.simulator.checks import Failure
+from planaria.simulator.faults import Faults
+from planaria.simulator.toy import ToyJob
+from planaria.simulator.world import NETWORKS, World
+from planaria.wire.messages import Member, Message
+
+SHAPES = (  # servers, k, r, trainers
+    (4, 2, 1, 2),
+    (5, 2, 2, 2),
+    (6, 4, 2, 1),
+    (3, 1, 1, 1),
+    (4, 1, 3, 2),
+)
+OPTIMIZERS = ("sgd", "adagrad", "adam")
+DROPS = (0.0, 0.0, 0.0, 0.02, 0.1)
+CHUNK_SEEDS = 20
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Everything that a run depends on, besides the code."""
+
+    seed: int
+    job: ToyJob
+    faults: Faults
+    spares: int
+    network: str
+
+    def world(self, kind: type[World] = World) -> World:
+        return kind(self.job, self.seed, self.faults, spares=self.spares, network=self.network)
+
+
+def schedule(seed: int, **overrides: Any) -> Schedule:
+    """What a seed stands for. Overrides are fields of ToyJob and Faults, `spares`, `network`."""
+    draw = random.Random(f"schedule {seed}")
+    servers, k, r, trainers = draw.choice(SHAPES)
+    job = ToyJob(
+        servers,
+        k,
+        r,
+        trainers,
+        optimizer=Optimizer(draw.choice(OPTIMIZERS), lr=0.1),
+        keep_steps=draw.choice((1, 2)),
+    )
+    drop = draw.choice(DROPS)
+    faults = Faults(draw.randint(1, 5), drop=drop, duplicate=drop)
+    drawn = Schedule(seed, job, faults, draw.choice((0, 1, 2)), draw.choice(list(NETWORKS)))
+    return _overridden(drawn, overrides)
+
+
+def _overridden(drawn: Schedule, overrides: dict[str, Any]) -> Schedule:
+    fields = dict(overrides)
+
+    def those_of(record: Any) -> dict[str, Any]:
+        return {name: fields.pop(name) for name in list(fields) if hasattr(record, name)}
+
+    job = replace(drawn.job, **those_of(drawn.job))
+    faults = replace(drawn.faults, **those_of(drawn.faults))
+    return replace(drawn, job=job, faults=faults, **fields)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one schedule ended."""
+
+    seed: int
+    failed: str | None  # which promise was broken, with the story
+    given_up: str | None  # what the coordinator named as lost, beyond the budget
+    delivered: int
+    redundant_after_s: float
+
+
+def run_seed(seed: int, kind: type[World] = World, **overrides: Any) -> Outcome:
+    world = schedule(seed, **overrides).world(kind)
+    failed = None
+    try:
+        world.run()
+    except Failure as failure:
+        failed = str(failure)
+    after_s = world.oracle.redundant_after_s
+    return Outcome(seed, failed, world.failure, world.delivered, after_s)
+
+
+def _run_chunk(seeds: Sequence[int], overrides: dict[str, Any]) -> list[Outcome]:
+    return [run_seed(seed, **overrides) for seed in seeds]
+
+
+def run_seeds(seeds: Sequence[int], workers: int = 1, **overrides: Any) -> Iterator[Outcome]:
+    """Runs schedules, in order of their seeds."""
+    chunks = [seeds[at : at + CHUNK_SEEDS] for at in range(0, len(seeds), CHUNK_SEEDS)]
+    for outcomes in _spread(_run_chunk, [(chunk, overrides) for chunk in chunks], workers):
+        yield from outcomes
+
+
+Result = TypeVar("Result")
+
+
+def _spread(
+    work: Callable[..., Result], calls: Iterable[tuple[Any, ...]], workers: int
+) -> Iterator[Result]:
+    """The results of the calls, in order; by several processes if asked for."""
+    if workers == 1:
+        yield from (work(*call) for call in calls)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        for future in [pool.submit(work, *call) for call in calls]:
+            yield future.result()
+
+
+# ---------------------------------------------------------------- kills at every message boundary
+
+EXHAUSTIVE = ToyJob(servers=6, k=4, r=2, trainers=1, steps=3, rows=24, keep_steps=1)
+
+
+class KillsAt(World):
+    """An undisturbed schedule, in which some servers are killed before one delivery."""
+
+    def __init__(self, job: ToyJob, boundary: int, places: Sequence[int]) -> None:
+        self.boundary = boundary
+        self.places = places
+        super().__init__(job, 0, Faults(count=0), spares=2, network="even")
+
+    def on_delivery(self, sender: Member, to: Member, message: Message) -> None:
+        if self.delivered == self.boundary:
+            self.strike(self.places)
+
+    def strike(self, places: Sequence[int]) -> None:
+        for place in places:
+            self.kill(self.disk.install.servers[place])
+
+
+class Forking(KillsAt):
+    """Goes on undisturbed itself, and at each boundary sends a child down every other path."""
+
+    def __init__(self, job: ToyJob, part: int, parts: int) -> None:
+        super().__init__(job, 0, ())
+        self.part, self.parts = part, parts
+        self.is_child = False
+        self.boundaries = 0
+        self.failures: list[tuple[int, tuple[int, ...], str]] = []
+        self.subsets = [
+            places
+            for count in range(1, job.r + 1)
+            for places in combinations(range(job.servers), count)
+        ]
+        self.pipe = os.pipe()
+
+    def on_delivery(self, sender: Member, to: Member, message: Message) -> None:
+        if self.is_child or self.delivered % self.parts != self.part:
+            return
+        self.boundaries += 1
+        for places in self.subsets:
+            child = os.fork()
+            if not child:
+                self.is_child = True
+                self.strike(places)
+                return
+            _, status = os.waitpid(child, 0)
+            if status:
+                said = os.read(self.pipe[0], 1 << 16).decode()
+                self.failures.append((self.delivered, places, said or f"exit status {status}"))
+
+
+def _run_part(job: ToyJob, part: int, parts: int) -> tuple[int, list[str]]:
+    """Every `parts`-th boundary: how many schedules that were, and those that failed."""
+    gc.collect()
+    gc.freeze()  # so that a child's collections do not copy what it shares with its parent
+    world = Forking(job, part, parts)
+    try:
+        world.run()
+    except Failure as failure:
+        if not world.is_child:
+            raise
+        os.write(world.pipe[1], str(failure).encode()[: 1 << 12] or b"?")
+        os._exit(1)
+    if world.is_child:
+        os._exit(0)
+    return world.boundaries * len(world.subsets), [
+        f"--kill {','.join(map(str, places))} --at {boundary}: {said}"
+        for boundary, places, said in world.failures
+    ]
+
+
+def run_boundaries(
+    job: ToyJob = EXHAUSTIVE, workers: int = 1, parts: int = 40
+) -> Iterator[tuple[int, list[str]]]:
+    """Kills every set of up to r servers before every delivery; see `_run_part` for the results."""
+    yield from _spread(_run_part, [(job, part, parts) for part in range(parts)], workers)

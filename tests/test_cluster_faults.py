@@ -1,0 +1,256 @@
+"""Frozen, flooded with garbage, struck too hard, interrupted: a job ends well, or says why not."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from cluster_jobs import (
+    GONE_S,
+    TINY,
+    BeatenRun,
+    Blow,
+    leaving_nothing,
+    processes_of,
+    tiny,
+    undisturbed,
+    wait_until,
+)
+from planaria.cluster.files import JobFiles
+from planaria.cluster.node import EXIT_FENCED, EXIT_ORPHAN
+from planaria.cluster.run import JobRun, Progress
+from planaria.cluster.supervisor import Event, Supervisor
+from planaria.config import ClusterConfig
+from planaria.errors import ClusterError, LossError
+from planaria.schedule import Freeze
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def folder() -> Iterator[Path]:
+    """Where the jobs of a test have their folders; it must be empty in the end."""
+    with leaving_nothing() as folder:
+        yield folder
+
+
+# ---------------------------------------------------------------------------- frozen
+
+
+def test_a_frozen_server_is_replaced_and_fenced_when_it_wakes() -> None:
+    frozen_at: list[float] = []
+
+    def freeze_and_wake(supervisor: Supervisor, event: Event) -> None:
+        if event.name == "step" and event.facts["step"] >= 20 and not frozen_at:
+            frozen_at.append(supervisor.kill("server-1", signal.SIGSTOP))
+        if event.name == "view" and "server-1" not in event.facts["servers"]:
+            supervisor.kill("server-1", signal.SIGCONT)
+
+    config = tiny(
+        "servers=5", "parity=2", "steps=250", "cluster.heartbeat_ms=100",
+        "cluster.heartbeat_limit_ms=1500",
+    )  # fmt: skip
+    short = Freeze("server", 2, 1, 5, seconds=0.2)  # a control: not long enough to matter
+    to_the_end = Freeze("spare", 0, 1, 240, seconds=600)  # must not hold up the end
+    run = BeatenRun(config, schedule=[short, to_the_end], on_event=freeze_and_wake)
+    assert run.run()["digest"] == undisturbed("steps=250")
+    silent = [event for event in run.of("silent") if event.facts["member"] == "server-1"]
+    assert 1.3 < silent[0].at - frozen_at[0] < 5
+    codes = {event.member: event.facts["code"] for event in run.of("exit")}
+    assert codes["server-1"] == EXIT_FENCED
+    assert "server-2" not in codes
+
+
+# ---------------------------------------------------------------------------- more than r
+
+
+@pytest.mark.parametrize(
+    ("shape", "victims", "says"),
+    [
+        (("strategy=none", "servers=2"), ("server:1",), r"places \[1\] are gone"),
+        (("servers=4", "parity=1", "k=2"), ("server:0", "server:2"), r"places \[0, 2\] are gone"),
+        (
+            ("servers=5", "parity=2", "k=3"),
+            ("server:4", "server:1", "server:3"),
+            r"places \[1, 3, 4\] are gone",
+        ),
+        (("servers=3", "parity=1"), ("trainer:0", "trainer:1"), "no trainer is left"),
+    ],
+)
+def test_more_losses_than_parity_end_the_job_in_five_seconds_with_a_sentence(
+    folder: Path, shape: tuple[str, ...], victims: tuple[str, ...], says: str
+) -> None:
+    run = BeatenRun(tiny(*shape, "spares=0"), [Blow(10, victims, 3.0)])
+    with pytest.raises(LossError, match=says) as raised:
+        run.run()
+    assert time.monotonic() - run.struck_at < 5
+    assert processes_of(folder) == []
+    if victims[0].startswith("server"):
+        named = re.findall(r"\[[\d, ]+\]", str(raised.value))[1:]
+        lost = {int(victim.partition(":")[2]) for victim in victims}
+        assert named, raised.value
+        for group in named:
+            members = set(map(int, group.strip("[]").split(",")))
+            assert len(members & lost) > run.config.r, raised.value
+
+
+# ---------------------------------------------------------------------------- errors, not faults
+
+
+def test_an_exception_in_a_process_ends_the_job_with_its_log_and_is_not_tried_again(
+    folder: Path,
+) -> None:
+    """A trainer that found too few samples was replaced for ever by one that found as few."""
+    draw = random.Random(1)
+    lines = [
+        [draw.randint(0, 1), *(draw.randrange(100) for _ in range(13))]
+        + [f"{draw.randrange(2**32):08x}" for _ in range(26)]
+        for _ in range(640)
+    ]
+    file = folder / "short.tsv"
+    file.write_text("".join("\t".join(map(str, line)) + "\n" for line in lines))
+    run = BeatenRun(
+        tiny("servers=2", "parity=1", "model.tables=26", "data.source=criteo", f"data.path={file}")
+    )
+    with pytest.raises(ClusterError, match="trainer-0 failed: .*DataError: step 11 wants") as raised:
+        run.run()
+    file.unlink()
+    assert "Traceback" in str(raised.value)
+    assert run.progress.step >= 8  # it ran as far as the data went
+    assert run.of("spawn") == []
+
+
+def test_a_process_that_cannot_start_ends_the_job_with_its_log() -> None:
+    nowhere = "cluster.host=203.0.113.1"  # reserved for documentation: nobody has it
+    with pytest.raises(ClusterError, match=r"cannot listen on tcp://203\.0\.113\.1"):
+        JobRun(tiny("servers=2", "parity=1", "cluster.transport=tcp", nowhere)).run()
+
+
+def test_a_process_that_ends_after_the_last_step_without_its_digest_is_named() -> None:
+    run = JobRun(tiny("servers=2", "parity=1"))
+    run.progress = Progress(servers=["server-0", "server-1"])
+    over = cast(Any, SimpleNamespace(finished=True, children={"server-0": None}))
+    with pytest.raises(ClusterError, match="server-1 ended after the last step"):
+        run._over(over)
+    over.children["server-1"] = None
+    assert run._over(over) is False
+
+
+# ---------------------------------------------------------------------------- every way out
+
+
+def command_lines(folder: Path) -> list[str]:
+    return [Path(f"/proc/{n}/cmdline").read_text() for n in processes_of(folder)]
+
+
+DRIVER = """
+import sys
+from planaria.cluster.run import JobRun
+from planaria.config import Config
+JobRun(Config.load(None, sys.argv[1:]), (), lambda line, at: print(at.step, flush=True)).run()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("when", ["at the start", "in the middle"])
+def test_a_signal_to_the_supervisor_leaves_nothing_behind(
+    folder: Path, number: signal.Signals, when: str
+) -> None:
+    overrides = [*TINY, "servers=3", "parity=1", "steps=1000000"]
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(folder)},
+    ) as driver:
+        assert driver.stdout is not None
+        if when == "at the start":
+            assert wait_until(lambda: len(processes_of(folder)) >= 3, 30)
+        else:
+            while int(driver.stdout.readline()) < 5:
+                pass
+            assert len(processes_of(folder)) == 7  # one coordinator, one spare, one shadow
+        driver.send_signal(number)
+        driver.communicate(timeout=30)
+        assert driver.returncode in (-number, 1)
+    assert wait_until(lambda: processes_of(folder) == [], GONE_S), command_lines(folder)
+    assert wait_until(lambda: list(folder.iterdir()) == [], GONE_S), list(folder.iterdir())
+
+
+def test_an_exception_in_the_parent_leaves_nothing_behind(folder: Path) -> None:
+    def fail(supervisor: Supervisor, event: Event) -> None:
+        if event.name == "step":
+            assert len(processes_of(folder)) == 7
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        BeatenRun(tiny("servers=3", "parity=1"), on_event=fail).run()
+    assert processes_of(folder) == []
+    assert list(folder.iterdir()) == []
+
+
+# ---------------------------------------------------------------------------- a server process
+
+
+def test_a_server_starts_in_a_moment_and_ends_with_its_supervisor(folder: Path) -> None:
+    job = folder / "job"
+    job.mkdir()
+    JobFiles(job).create(tiny("servers=2", "parity=1").to_dict(), encrypt=False)
+    took_s = []
+    for _ in range(3):
+        began = time.monotonic()
+        with subprocess.Popen(
+            [sys.executable, "-m", "planaria.cluster", "server", str(job), "server-0", "0"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as server:
+            assert server.stdout is not None
+            assert server.stdin is not None
+            assert b'"event":"listening"' in server.stdout.readline()
+            took_s.append(time.monotonic() - began)
+            server.stdin.close()
+            assert server.wait(GONE_S) == EXIT_ORPHAN
+    print(f"a server listens after {min(took_s):.2f} s")
+    assert min(took_s) < 2  # 0.3 s where nothing else runs
+    JobFiles(job).remove()
+
+
+def test_servers_and_the_coordinator_never_import_torch() -> None:
+    code = (
+        "import sys, planaria.cluster.server_node, planaria.cluster.coordinator_node\n"
+        "print('torch' in sys.modules)\n"
+        "import planaria.cluster.trainer_node\n"
+        "print('torch' in sys.modules)"
+    )
+    said = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
+    assert said.split() == ["False", "True"]
+
+
+def test_connections_are_encrypted_unless_they_cannot_leave_the_machine() -> None:
+    def encrypted(transport: str, host: str, encryption: str = "auto") -> bool:
+        return ClusterConfig(transport=transport, host=host, encryption=encryption).encrypted
+
+    assert not any(encrypted("tcp", host) for host in ("127.0.0.1", "127.8.9.1", "localhost"))
+    assert all(encrypted("tcp", host) for host in ("0.0.0.0", "10.0.0.5", "node-7", "*"))
+    assert not encrypted("ipc", "10.0.0.5")
+    assert encrypted("tcp", "127.0.0.1", "on")
+    assert not encrypted("tcp", "10.0.0.5", "off")
+
+
+def refuses_connections(address: str) -> bool:
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) != 0
