@@ -27,13 +27,19 @@ format: $(INSTALLED)
 bench: $(BENCH_INSTALLED)
 	$(BIN)/python -m benchmarks.kernels
 
-# The kernel tests again, in a native module built with AddressSanitizer and UBSan.
+# The kernel tests again, in a native module built with AddressSanitizer and UBSan. -S passes over
+# the editable install, whose import hook would win over PYTHONPATH; the first line of Python holds
+# that the module tested is the one built here.
+SANITIZED = LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0 \
+	PYTHONPATH="build/sanitized:$$($(BIN)/python -c 'import numpy; print(numpy.__path__[0] + "/..")')" \
+	$(BIN)/python -S
+
 sanitize: $(INSTALLED)
 	$(BIN)/pip install -q --no-deps --upgrade --target build/sanitized \
 	    -C cmake.define.PLANARIA_SANITIZE=ON -C build-dir=build/sanitize .
-	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-	    ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitized \
-	    $(BIN)/python -m pytest -p no:cacheprovider -m "not torch" \
+	$(SANITIZED) -c 'from planaria import _native; assert "build/sanitized" in _native.__file__'
+	$(SANITIZED) -m pytest -p no:cacheprovider -m "not torch" \
 	    tests/test_kernels.py tests/test_arguments.py tests/test_codes.py
 
 # Native code is built by the install, so a change to it installs again; Python code is used in

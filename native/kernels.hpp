@@ -4,7 +4,8 @@
 // call over threads. No kernel allocates, checks or throws: module.cpp has checked all arguments
 // before the first byte is written. Results do not depend on the level nor on how the work is
 // split: each output element is computed by one thread in one fixed order of operations, and
-// nothing is compiled with floating-point contraction.
+// nothing is compiled with floating-point contraction. (Where two NaNs meet, which of their
+// payloads survives is the compiler's choice.)
 #pragma once
 
 #include <cstddef>

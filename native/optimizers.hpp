@@ -25,13 +25,47 @@ inline uint32_t as_bits(float value) {
     return bits;
 }
 
-// Sixteen running sums, folded in halves: the same additions at every SIMD level.
+// Sixteen running sums, folded in halves: the same additions at every SIMD level. Vectors of the
+// compiler, since it does not vectorise sums in an array.
 constexpr size_t lanes = 16;
 
-inline float fold(float* sums) {
-    for (size_t half = lanes / 2; half; half /= 2)
-        for (size_t l = 0; l < half; ++l) sums[l] += sums[l + half];
-    return sums[0];
+struct LaneSums {
+    typedef float Eight __attribute__((vector_size(32)));
+    Eight low{}, high{};
+
+    // Adds a[l] * b[l] to lane l; both have `lanes` elements.
+    void add_products(const float* a, const float* b) {
+        Eight a_low, a_high, b_low, b_high;
+        std::memcpy(&a_low, a, 32);
+        std::memcpy(&a_high, a + 8, 32);
+        std::memcpy(&b_low, b, 32);
+        std::memcpy(&b_high, b + 8, 32);
+        low += a_low * b_low;
+        high += a_high * b_high;
+    }
+    float fold() const {
+        float sums[8];
+        const Eight both = low + high;
+        std::memcpy(sums, &both, 32);
+        for (size_t half = 4; half; half /= 2)
+            for (size_t l = 0; l < half; ++l) sums[l] += sums[l + half];
+        return sums[0];
+    }
+};
+
+// Sum of a[d] * b[d]. A last part of fewer than sixteen is padded with zeros, which change no sum.
+template <class Size>
+inline float dot(const float* a, const float* b, Size dim) {
+    LaneSums sums;
+    size_t d = 0;
+    for (; d + lanes <= dim; d += lanes) sums.add_products(a + d, b + d);
+    if (const size_t rest = dim - d) {
+        float a_rest[lanes] = {}, b_rest[lanes] = {};
+        std::memcpy(a_rest, a + d, rest * 4);
+        std::memcpy(b_rest, b + d, rest * 4);
+        sums.add_products(a_rest, b_rest);
+    }
+    return sums.fold();
 }
 
 // x ** n by squaring. Multiplications only, so that every machine gets the same bits; libm's pow
@@ -75,7 +109,8 @@ inline float gradient(const Scalars& s, const float* grad, const uint32_t* recor
 
 template <bool decay>
 struct Sgd {
-    static void step(const Scalars& s, uint32_t* __restrict record, size_t dim,
+    template <class Size>
+    static void step(const Scalars& s, uint32_t* __restrict record, Size dim,
                      const float* __restrict grad, uint32_t* __restrict delta) {
         for (size_t d = 0; d < dim; ++d) {
             const float g = gradient<decay>(s, grad, record, d);
@@ -86,7 +121,8 @@ struct Sgd {
 
 template <bool decay>
 struct Momentum {
-    static void step(const Scalars& s, uint32_t* __restrict record, size_t dim,
+    template <class Size>
+    static void step(const Scalars& s, uint32_t* __restrict record, Size dim,
                      const float* __restrict grad, uint32_t* __restrict delta) {
         for (size_t d = 0; d < dim; ++d) {
             const float g = gradient<decay>(s, grad, record, d);
@@ -99,7 +135,8 @@ struct Momentum {
 
 template <bool decay>
 struct Adagrad {
-    static void step(const Scalars& s, uint32_t* __restrict record, size_t dim,
+    template <class Size>
+    static void step(const Scalars& s, uint32_t* __restrict record, Size dim,
                      const float* __restrict grad, uint32_t* __restrict delta) {
         for (size_t d = 0; d < dim; ++d) {
             const float g = gradient<decay>(s, grad, record, d);
@@ -113,24 +150,21 @@ struct Adagrad {
 
 template <bool decay>
 struct RowwiseAdagrad {
-    static void step(const Scalars& s, uint32_t* __restrict record, size_t dim,
+    template <class Size>
+    static void step(const Scalars& s, uint32_t* __restrict record, Size dim,
                      const float* __restrict grad, uint32_t* __restrict delta) {
-        float sums[lanes] = {};
-        size_t d = 0;
-        for (; d + lanes <= dim; d += lanes)
-            for (size_t l = 0; l < lanes; ++l) {
-                const float g = gradient<decay>(s, grad + d, record + d, l);
-                sums[l] += g * g;
-            }
-        for (size_t l = 0; d + l < dim; ++l) {
-            const float g = gradient<decay>(s, grad + d, record + d, l);
-            sums[l] += g * g;
+        const float* g = grad;
+        if (decay) {  // delta, not written yet, has room for the gradients
+            for (size_t d = 0; d < dim; ++d)
+                delta[d] = as_bits(gradient<decay>(s, grad, record, d));
+            g = reinterpret_cast<const float*>(delta);
         }
-        const float sum = as_float(record[dim]) + fold(sums) / static_cast<float>(dim);
+        const float sum =
+            as_float(record[dim]) + dot(g, g, dim) / static_cast<float>(static_cast<size_t>(dim));
         const float factor = s.minus_lr / (__builtin_sqrtf(sum) + s.eps);
-        for (d = 0; d < dim; ++d) {
-            const float g = gradient<decay>(s, grad, record, d);
-            put(record, delta, d, as_bits(as_float(record[d]) + factor * g));
+        for (size_t d = 0; d < dim; ++d) {
+            const float step = factor * (decay ? as_float(delta[d]) : grad[d]);
+            put(record, delta, d, as_bits(as_float(record[d]) + step));
         }
         put(record, delta, dim, as_bits(sum));
     }
@@ -138,7 +172,8 @@ struct RowwiseAdagrad {
 
 template <bool decay>
 struct Adam {
-    static void step(const Scalars& s, uint32_t* __restrict record, size_t dim,
+    template <class Size>
+    static void step(const Scalars& s, uint32_t* __restrict record, Size dim,
                      const float* __restrict grad, uint32_t* __restrict delta) {
         const uint32_t t = record[3 * dim] + 1;
         const float minus_step_size = static_cast<float>(-(s.lr / (1.0 - power(s.beta1_exact, t))));
@@ -164,10 +199,14 @@ void update_rows(const Optimizer& optimizer, uint32_t* records, size_t words, si
                  const int64_t* index, const float* grads, uint32_t* delta, size_t begin,
                  size_t end) {
     const Scalars scalars(optimizer);
-    for (size_t i = begin; i < end; ++i) {
-        if (i + rows_ahead < end) prefetch<1>(records + index[i + rows_ahead] * words, words * 4);
-        Rule::step(scalars, records + index[i] * words, dim, grads + i * dim, delta + i * words);
-    }
+    with_fixed(dim, [&](auto row_dim) {
+        for (size_t i = begin; i < end; ++i) {
+            if (i + rows_ahead < end)
+                prefetch<1>(records + index[i + rows_ahead] * words, words * 4);
+            Rule::step(scalars, records + index[i] * words, row_dim, grads + i * dim,
+                       delta + i * words);
+        }
+    });
 }
 
 template <template <bool> class Rule>

@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 namespace planaria {
@@ -12,9 +14,16 @@ namespace {
 
 class Pool {
   public:
+    // As many helpers as the system gives, up to this many.
     explicit Pool(size_t helpers) {
-        for (size_t h = 0; h < helpers; ++h) std::thread([this, h] { help(h); }).detach();
+        try {
+            for (; helpers_ < helpers; ++helpers_)
+                std::thread([this, h = helpers_] { help(h); }).detach();
+        } catch (const std::system_error&) {
+        }
     }
+
+    size_t helpers() const { return helpers_; }
 
     // Part 0 runs here, part h + 1 on helper h.
     void run(size_t parts, const std::function<void(size_t)>& part) {
@@ -48,6 +57,7 @@ class Pool {
         }
     }
 
+    size_t helpers_ = 0;
     std::mutex mutex_;
     std::condition_variable start_, done_;
     const std::function<void(size_t)>* part_ = nullptr;
@@ -58,8 +68,9 @@ class Pool {
 struct Shared {
     std::mutex in_use;
     Pool* pool = nullptr;
-    size_t helpers = 0;
-    size_t threads = 1;
+    size_t wanted = 0;  // helpers that the pool was made for
+    // Not under the lock: a child that was forked inside a call would wait for it for ever.
+    std::atomic<size_t> threads{1};
     pid_t owner = 0;
 };
 
@@ -72,9 +83,9 @@ Shared& shared() {
 // The pool with enough helpers. Threads do not survive fork, so a child makes its own; a pool
 // that became too small or that belongs to the parent is left behind, asleep.
 Pool& pool_for(Shared& s, size_t helpers) {
-    if (!s.pool || s.helpers < helpers || s.owner != getpid()) {
+    if (!s.pool || s.wanted < helpers || s.owner != getpid()) {
         s.pool = new Pool(helpers);
-        s.helpers = helpers;
+        s.wanted = helpers;
         s.owner = getpid();
     }
     return *s.pool;
@@ -83,26 +94,27 @@ Pool& pool_for(Shared& s, size_t helpers) {
 }  // namespace
 
 void set_threads(size_t count) {
-    std::lock_guard lock(shared().in_use);
     shared().threads = std::max<size_t>(count, 1);
 }
 
 size_t get_threads() {
-    std::lock_guard lock(shared().in_use);
     return shared().threads;
 }
 
 void parallel(size_t n, size_t grain, const std::function<void(size_t, size_t)>& work) {
     Shared& s = shared();
     std::unique_lock lock(s.in_use, std::try_to_lock);
-    const size_t parts = lock ? std::min(s.threads, n / grain) : 1;
+    size_t parts = lock ? std::min<size_t>(s.threads, n / grain) : 1;
+    Pool* pool = nullptr;
+    if (parts > 1) {
+        pool = &pool_for(s, parts - 1);
+        parts = std::min(parts, pool->helpers() + 1);
+    }
     if (parts <= 1) {
         if (n) work(0, n);
         return;
     }
-    pool_for(s, parts - 1).run(parts, [&](size_t part) {
-        work(n * part / parts, n * (part + 1) / parts);
-    });
+    pool->run(parts, [&](size_t part) { work(n * part / parts, n * (part + 1) / parts); });
 }
 
 }  // namespace planaria

@@ -10,7 +10,8 @@
 namespace planaria {
 namespace {
 
-inline void pool_bag(const float* values, size_t dim, const Bags& bags, size_t bag,
+template <class Size>
+inline void pool_bag(const float* values, Size dim, const Bags& bags, size_t bag,
                      float* __restrict out) {
     const size_t first = static_cast<size_t>(bags.offsets[bag]);
     const size_t last = static_cast<size_t>(bags.offsets[bag + 1]);
@@ -25,7 +26,7 @@ inline void pool_bag(const float* values, size_t dim, const Bags& bags, size_t b
             for (size_t d = 0; d < dim; ++d)
                 out[d] = i == first ? weight * row[d] : out[d] + weight * row[d];
         } else if (i == first) {
-            std::memcpy(out, row, dim * 4);
+            copy_words(out, row, dim);
         } else {
             for (size_t d = 0; d < dim; ++d) out[d] += row[d];
         }
@@ -40,14 +41,16 @@ void pool(const float* values, size_t dim, const Bags& bags, float* out, size_t 
           size_t begin, size_t end) {
     size_t asked = static_cast<size_t>(bags.offsets[begin]);
     const size_t n_ids = static_cast<size_t>(bags.offsets[end]);
-    for (size_t bag = begin; bag < end; ++bag) {
-        if (prefetch_rows) {
-            const size_t ahead = static_cast<size_t>(bags.offsets[bag + 1]) + prefetch_rows;
-            for (const size_t upto = ahead < n_ids ? ahead : n_ids; asked < upto; ++asked)
-                prefetch<0>(values + bags.index[asked] * dim, dim * 4);
+    with_fixed(dim, [&](auto row_dim) {
+        for (size_t bag = begin; bag < end; ++bag) {
+            if (prefetch_rows) {
+                const size_t ahead = static_cast<size_t>(bags.offsets[bag + 1]) + prefetch_rows;
+                for (const size_t upto = ahead < n_ids ? ahead : n_ids; asked < upto; ++asked)
+                    prefetch<0>(values + bags.index[asked] * row_dim, row_dim * 4);
+            }
+            pool_bag(values, row_dim, bags, bag, out + bag * row_dim);
         }
-        pool_bag(values, dim, bags, bag, out + bag * dim);
-    }
+    });
 }
 
 // Each thread passes over all ids and adds those of its own rows, so no two threads write one row
@@ -83,33 +86,30 @@ void weight_backward(const float* grads, const float* values, size_t dim, const 
     for (size_t bag = begin; bag < end; ++bag) {
         const float* grad = grads + bag * dim;
         for (int64_t i = bags.offsets[bag]; i < bags.offsets[bag + 1]; ++i) {
-            const float* row = values + bags.index[i] * dim;
-            float sums[lanes] = {};
-            size_t d = 0;
-            for (; d + lanes <= dim; d += lanes)
-                for (size_t l = 0; l < lanes; ++l) sums[l] += grad[d + l] * row[d + l];
-            for (size_t l = 0; d + l < dim; ++l) sums[l] += grad[d + l] * row[d + l];
-            out[i] = fold(sums);
+            out[i] = dot(grad, values + bags.index[i] * dim, dim);
         }
     }
 }
 
 void sum_rows(const float* const* parts, const size_t* part_rows, size_t n_parts,
               const int64_t* inverse, size_t dim, float* out, size_t begin, size_t end) {
-    size_t next = 0;
-    for (size_t p = 0; p < n_parts; inverse += part_rows[p], ++p)
-        for (size_t i = 0; i < part_rows[p]; ++i) {
-            const size_t u = static_cast<size_t>(inverse[i]);
-            const bool is_new = u == next;
-            next += is_new;
-            if (u < begin || u >= end) continue;
-            const float* __restrict grad = parts[p] + i * dim;
-            float* __restrict sum = out + u * dim;
-            if (is_new)
-                std::memcpy(sum, grad, dim * 4);
-            else
-                for (size_t d = 0; d < dim; ++d) sum[d] += grad[d];
-        }
+    with_fixed(dim, [&](auto row_dim) {
+        const int64_t* number = inverse;
+        size_t next = 0;
+        for (size_t p = 0; p < n_parts; number += part_rows[p], ++p)
+            for (size_t i = 0; i < part_rows[p]; ++i) {
+                const size_t u = static_cast<size_t>(number[i]);
+                const bool is_new = u == next;
+                next += is_new;
+                if (u < begin || u >= end) continue;
+                const float* __restrict grad = parts[p] + i * row_dim;
+                float* __restrict sum = out + u * row_dim;
+                if (is_new)
+                    copy_words(sum, grad, row_dim);
+                else
+                    for (size_t d = 0; d < row_dim; ++d) sum[d] += grad[d];
+            }
+    });
 }
 
 }  // namespace

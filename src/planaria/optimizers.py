@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planaria.errors import ArgumentError
-from planaria.kernels.types import OptimizerKind, OptimizerRule
+from planaria.kernels.types import OptimizerKind, OptimizerRule, record_words
 
 NAMES = tuple(kind.name.lower() for kind in OptimizerKind)
 
@@ -56,23 +56,15 @@ class Optimizer:
         """The numbers of one step; `lr` is this step's learning rate, where a schedule sets it."""
         beta1 = self.momentum if self.kind == OptimizerKind.MOMENTUM else self.beta1
         step_lr = self.lr if lr is None else lr
+        _require(0 <= step_lr < float("inf"), f"the learning rate must be 0 or more, not {lr}")
         return OptimizerRule(self.kind, step_lr, self.weight_decay, self.eps, beta1, self.beta2)
-
-    def state_words(self, dim: int) -> int:
-        return {
-            OptimizerKind.SGD: 0,
-            OptimizerKind.MOMENTUM: dim,
-            OptimizerKind.ADAGRAD: dim,
-            OptimizerKind.ROWWISE_ADAGRAD: 1,
-            OptimizerKind.ADAM: 2 * dim + 1,
-        }[self.kind]
 
     def record_words(self, dim: int) -> int:
         """Size of a record in 4-byte words."""
-        return dim + self.state_words(dim)
+        return record_words(self.kind, dim)
 
     def initial_state(self, dim: int) -> NDArray[np.uint32]:
-        state = np.zeros(self.state_words(dim), np.float32)
+        state = np.zeros(self.record_words(dim) - dim, np.float32)
         if self.kind in (OptimizerKind.ADAGRAD, OptimizerKind.ROWWISE_ADAGRAD):
             state[:] = self.initial_accumulator
         return state.view(np.uint32)

@@ -22,7 +22,7 @@ MAX_TABLES = 2**20
 
 @dataclass(frozen=True)
 class Initial:
-    """How the weights of a table start: `uniform` in [a, b), `normal` with mean a and std b."""
+    """How the weights of a table start: `uniform` from a to b, `normal` with mean a and std b."""
 
     distribution: str = "zeros"
     a: float = 0.0

@@ -27,9 +27,11 @@ from planaria.kernels.types import (
     Index,
     InitTables,
     Keys,
+    OptimizerKind,
     OptimizerRule,
     Pooling,
     Records,
+    record_words,
 )
 
 native: ModuleType | None
@@ -135,6 +137,7 @@ def mul_add_bytes(target: Bytes, coef: int, delta: Bytes) -> None:
     """target ^= coef * delta, bytes of any length."""
     array("target", target, np.uint8, 1, writable=True)
     array("delta", delta, np.uint8, 1, shape=target.shape)
+    require(0 <= coef <= 255, f"coef must be a byte, 0 to 255, not {coef}")
     _backend.mul_add_bytes(target, coef, delta)
 
 
@@ -183,6 +186,11 @@ def apply(
     record's gradients are summed in that order. `out` has room for all of them.
     """
     array("records", records, np.uint32, 2, writable=True)
+    require(
+        records.shape[1] == record_words(rule.kind, dim),
+        f"records of {records.shape[1]} words are not those of {OptimizerKind(rule.kind).name} "
+        f"with {dim} weights",
+    )
     require(0 <= limit <= len(records), f"limit {limit} is above the {len(records)} records")
     total = 0
     for rank, (index, grads) in enumerate(contributions):
@@ -218,14 +226,14 @@ def init_records(
     A row outside [0, rows) becomes zeros: it is padding.
     """
     require(0 <= seed < 2**64, f"seed must be between 0 and 2^64 - 1, not {seed}")
+    array("first_rows", tables.first_rows, np.int64, 1)
     table_shape = (len(tables.first_rows),)
     require(len(tables.first_rows) > 0, "an arena needs at least one table")
     array("table_ids", tables.table_ids, np.int64, 1, shape=table_shape)
-    array("first_rows", tables.first_rows, np.int64, 1)
     array("distributions", tables.distributions, np.int64, 1, shape=table_shape)
     array("parameters", tables.parameters, np.float32, 2, shape=(*table_shape, 2))
     require(
-        tables.first_rows[0] == 0 and bool((np.diff(tables.first_rows) > 0).all()),
+        tables.first_rows[0] == 0 and bool((tables.first_rows[1:] > tables.first_rows[:-1]).all()),
         "first_rows must start with 0 and rise",
     )
     array("row", row, np.int64, 1)
@@ -300,6 +308,7 @@ def partition(
     array("place", place, np.int32, 2)
     array("region", region, np.int32, 2, shape=place.shape)
     require(place.size > 0, "there are no groups")
+    require(slots >= 1, f"slots must be 1 or more, not {slots}")
     require(
         int(place.min()) >= 0 and int(place.max()) < places,
         f"groups name places outside 0 to {places - 1}",
@@ -314,6 +323,7 @@ def gradient_sum(grads: Floats, inverse: Index, out: Floats) -> Floats:
     """out[u] = sum, in order, of the grads[i] with inverse[i] == u; inverse as dedup gives it."""
     array("grads", grads, np.float32, 2)
     array("inverse", inverse, np.int64, 1, shape=(len(grads),))
+    array("out", out, np.float32, 2)
     array("out", out, np.float32, 2, writable=True, shape=(len(out), grads.shape[1]))
     _backend.gradient_sum(grads, inverse, out)
     return out
@@ -350,6 +360,7 @@ def pool(
     if out is None:
         out = np.empty(shape, np.float32)
     array("out", out, np.float32, 2, writable=True, shape=shape)
+    require(prefetch_rows >= 0, f"prefetch_rows must be 0 or more, not {prefetch_rows}")
     _backend.pool(values, index, offsets, weights, int(pooling), prefetch_rows, out)
     return out
 
@@ -366,6 +377,7 @@ def pool_backward(
     array("grads", grads, np.float32, 2)
     _check_bags(inverse, offsets, weights, pooling)
     require(len(grads) == len(offsets) - 1, f"{len(grads)} gradients, {len(offsets) - 1} bags")
+    array("out", out, np.float32, 2)
     array("out", out, np.float32, 2, writable=True, shape=(len(out), grads.shape[1]))
     _backend.pool_backward(grads, inverse, offsets, weights, int(pooling), out)
     return out
@@ -374,6 +386,7 @@ def pool_backward(
 def weight_backward(grads: Floats, values: Floats, index: Index, offsets: Index) -> Floats:
     """The gradient of the weights of weighted bags: dot(grads[bag], values[index[i]])."""
     array("grads", grads, np.float32, 2)
+    array("values", values, np.float32, 2)
     array("values", values, np.float32, 2, shape=(len(values), grads.shape[1]))
     _check_bags(index, offsets, None, Pooling.SUM)
     require(len(grads) == len(offsets) - 1, f"{len(grads)} gradients, {len(offsets) - 1} bags")

@@ -188,7 +188,7 @@ def _bag_of_each_id(offsets: Index) -> Index:
 
 
 def check_offsets(offsets: Index, ids: int) -> None:
-    if offsets[0] != 0 or offsets[-1] != ids or (np.diff(offsets) < 0).any():
+    if offsets[0] != 0 or offsets[-1] != ids or (offsets[1:] < offsets[:-1]).any():
         raise ArgumentError("offsets must start with 0, never fall, and end with the number of ids")
 
 

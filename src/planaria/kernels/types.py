@@ -8,6 +8,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from planaria.errors import ArgumentError
+
 Records: TypeAlias = NDArray[np.uint32]
 """Records, deltas or values: uint32[n, words]. Bits, not numbers: only optimizers look inside."""
 Index: TypeAlias = NDArray[np.int64]
@@ -26,6 +28,20 @@ class OptimizerKind(IntEnum):
     ADAGRAD = 2
     ROWWISE_ADAGRAD = 3
     ADAM = 4
+
+
+def record_words(kind: int, dim: int) -> int:
+    """Size of a record in 4-byte words: `dim` weights and the optimizer's state."""
+    match kind:
+        case OptimizerKind.SGD:
+            return dim
+        case OptimizerKind.MOMENTUM | OptimizerKind.ADAGRAD:
+            return 2 * dim
+        case OptimizerKind.ROWWISE_ADAGRAD:
+            return dim + 1
+        case OptimizerKind.ADAM:
+            return 3 * dim + 1
+    raise ArgumentError(f"there is no optimizer number {kind}")
 
 
 class Distribution(IntEnum):

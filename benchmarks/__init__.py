@@ -1,0 +1,1 @@
+"""Benchmarks. `python -m benchmarks.kernels` measures the kernels against their bars."""
