@@ -8,7 +8,7 @@ BENCH_INSTALLED := .venv/.installed-bench
 .PHONY: train test check format bench sanitize clean
 
 train: $(INSTALLED)
-	$(BIN)/planaria train
+	$(BIN)/planaria train --kill server:2@200
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest

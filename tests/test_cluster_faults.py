@@ -10,13 +10,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import zmq
 
+from cluster_garbage import FIRST, impossible, knock, rows, strange_messages
 from cluster_jobs import (
     GONE_S,
     TINY,
@@ -32,9 +34,12 @@ from planaria.cluster.files import JobFiles
 from planaria.cluster.node import EXIT_FENCED, EXIT_ORPHAN
 from planaria.cluster.run import JobRun, Progress
 from planaria.cluster.supervisor import Event, Supervisor
+from planaria.cluster.transport import Keys
 from planaria.config import ClusterConfig
 from planaria.errors import ClusterError, LossError
 from planaria.schedule import Freeze
+from planaria.wire.codec import decode, encode
+from planaria.wire.messages import MateRequest, Message, Stop
 
 pytestmark = pytest.mark.torch
 
@@ -248,6 +253,119 @@ def test_connections_are_encrypted_unless_they_cannot_leave_the_machine() -> Non
     assert not encrypted("ipc", "10.0.0.5")
     assert encrypted("tcp", "127.0.0.1", "on")
     assert not encrypted("tcp", "10.0.0.5", "off")
+
+
+# ---------------------------------------------------------------------------- strangers
+
+
+class Stranger:
+    """A socket that is no member's: it writes to servers, and listens for what they answer."""
+
+    def __init__(self, keys: Keys, **curve: bytes) -> None:
+        """curve: a key pair of its own and the key that it takes for the job's."""
+        self.keys = keys
+        self.context = zmq.Context()
+        self.inbox = self.context.socket(zmq.ROUTER)
+        self.inbox.bind("tcp://127.0.0.1:*")
+        self.address = str(self.inbox.last_endpoint, "ascii")
+        self.curve = curve
+
+    def __enter__(self) -> Stranger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.destroy(linger=0)
+
+    def post(self, address: str, messages: Iterable[list[bytes]], *, linger_ms: int) -> None:
+        """Every message has left when it returns, unless nobody took them for so long."""
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.linger = dealer.sndtimeo = linger_ms
+            for option, value in self.curve.items():
+                setattr(dealer, option, value)
+            dealer.connect(address)
+            for frames in messages:
+                dealer.send_multipart(frames)
+
+    def post_as_member(self, address: str, messages: list[Message], *, linger_ms: int) -> None:
+        """With the job's token: only encryption can keep these out."""
+        encoded = [encode(self.keys.token, "stranger", self.address, m) for m in messages]
+        self.post(address, encoded, linger_ms=linger_ms)
+
+    def answers(self, wait_ms: int) -> list[str]:
+        found = []
+        while self.inbox.poll(wait_ms):
+            _, *frames = self.inbox.recv_multipart()
+            found.append(type(decode(self.keys.token, frames).message).__name__)
+        return found
+
+
+def listening_servers(run: BeatenRun) -> list[str]:
+    spoken = {e.member: e.facts["address"] for e in run.of("listening")}
+    return [address for member, address in spoken.items() if member.startswith("server")]
+
+
+def on_hold_at(step: int, visit: Callable[[Supervisor], None]) -> Callable[..., None]:
+    """Calls `visit` once, while the only trainer with samples stands still and the servers wait."""
+    visits: list[int] = []
+
+    def on_event(supervisor: Supervisor, event: Event) -> None:
+        if event.name == "step" and event.facts["step"] >= step and not visits:
+            visits.append(step)
+            supervisor.kill("trainer-0", signal.SIGSTOP)
+            visit(supervisor)
+            supervisor.kill("trainer-0", signal.SIGCONT)
+
+    return on_event
+
+
+def test_20000_strange_messages_leave_the_servers_up_and_the_digest_right() -> None:
+    answered: list[str] = []
+
+    def attack(supervisor: Supervisor) -> None:
+        keys = supervisor.files.keys()
+        draw = random.Random(4)
+        with Stranger(keys) as stranger:
+            for number, address in enumerate(listening_servers(run)[:3]):
+                for _ in range(340):
+                    knock(draw, address)
+                noise = strange_messages(number, 6330, keys.token)
+                stranger.post(address, noise, linger_ms=30_000)
+                stranger.post_as_member(address, impossible(), linger_ms=30_000)
+            answered.extend(stranger.answers(1000))
+
+    config = tiny("servers=3", "parity=1", "cluster.transport=tcp")
+    run = BeatenRun(config, on_event=on_hold_at(5, attack))
+    assert run.run()["digest"] == undisturbed()
+    assert [tuple(event.facts["view"]) for event in run.of("view")] == [(1, 1)]
+    refused = [event.facts["refused"] for event in run.of("server done")]
+    assert all(count >= 6330 for count in refused), refused  # it all arrived
+    assert answered.count("MateReply") >= 3  # a control: with the token, servers do answer
+    assert all(refuses_connections(address) for address in listening_servers(run))
+
+
+def test_without_the_jobs_key_nobody_gets_past_the_handshake() -> None:
+    answered: list[str] = []
+    request = MateRequest(view=FIRST, request=1, arena=0, as_of=0, indices=rows(0))
+    stop = Stop(view=FIRST, reason="because I know the token")
+
+    def visit(supervisor: Supervisor) -> None:
+        keys = supervisor.files.keys()
+        assert keys.public is not None
+        public, secret = zmq.curve_keypair()
+        own = {"curve_publickey": public, "curve_secretkey": secret}
+        for curve in ({}, {**own, "curve_serverkey": public}):
+            with Stranger(keys, **curve) as stranger:
+                for address in listening_servers(run)[:3]:
+                    stranger.post_as_member(address, [request, stop], linger_ms=300)
+                    knock(random.Random(5), address)
+                answered.extend(stranger.answers(300))
+
+    config = tiny("servers=3", "parity=1", "cluster.transport=tcp", "cluster.encryption=on")
+    run = BeatenRun(config, on_event=on_hold_at(5, visit))
+    assert run.run()["digest"] == undisturbed()
+    assert answered == []
+    assert [event.facts["refused"] for event in run.of("server done")] == [0, 0, 0]
+    assert [tuple(event.facts["view"]) for event in run.of("view")] == [(1, 1)]
 
 
 def refuses_connections(address: str) -> bool:

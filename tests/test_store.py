@@ -22,7 +22,6 @@ from planaria.errors import (
 )
 from planaria.kernels.types import Floats, Index, Records
 from planaria.optimizers import NAMES
-from planaria.rehearsal import Job, Rehearsal
 from planaria.server import Change, Digest, ParityDelta, decode, find_mates
 from planaria.tables import Arena, make_arenas
 
@@ -424,25 +423,6 @@ def test_a_parity_record_is_not_looked_up() -> None:
         store.lookup(0, np.array([store.arenas[0].data_records]))
     with pytest.raises(RowError):
         store.lookup(0, np.array([-1]))
-
-
-# ---------------------------------------------------------------------------- a whole job
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_job_that_loses_servers_ends_with_the_digest_of_the_undisturbed_one(name: str) -> None:
-    job = Job(servers=7, parity=2, k=4, steps=6, batch=64, rows=200, tables=3, dim=5,
-              optimizer=Optimizer(name))  # fmt: skip
-    undisturbed, disturbed, unprotected = Rehearsal(job), Rehearsal(job), Rehearsal(job)
-    for step in range(1, job.steps + 1):
-        undisturbed.train_step()
-        disturbed.train_step()
-        unprotected.train_step()
-        if step in (2, 3):
-            disturbed.lose({step, 5})
-    assert disturbed.digest == undisturbed.digest
-    unprotected.stores[2].arenas[0].records[0] ^= 1
-    assert unprotected.digest != undisturbed.digest
 
 
 def test_a_change_is_its_own_undo() -> None:

@@ -23,10 +23,17 @@ ORDER = [
     "codes",
     "optimizers",
     "tables",
+    "data",
+    "config",
+    "schedule",
+    "wire",
     "server",
     "trainer",
-    "rehearsal",
+    "coordinator",
+    "simulator",
+    "cluster",
     "__init__",
+    "display",
     "cli",
     "__main__",
 ]
@@ -133,28 +140,29 @@ def run_planaria(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_command_loses_servers_and_ends_with_equal_digests() -> None:
-    done = run_planaria("train", "--steps", "8", "--kill", "server:3@4")
+def test_the_drill_kills_a_server_and_ends_with_equal_digests() -> None:
+    small = ["steps=20", "batch=32", "model.rows=100", "model.tables=3", "data.test_samples=100"]
+    done = run_planaria("drill", *(f"--set={pair}" for pair in small), "--kill", "server:3@10")
     assert done.returncode == 0, done.stdout + done.stderr
-    digests = re.findall(r"digest .* ([0-9a-f]{32})", done.stdout)
+    digests = re.findall(r"digest \w+ +([0-9a-f]{32})", done.stdout)
     assert len(digests) == 2
     assert len(set(digests)) == 1
-    assert "lost server:3" in done.stdout
+    assert "server:3 killed at step 10" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--servers", "2", "--parity", "3"], "start at least 4 servers"),
-        (["--kill", "server:9@1"], "servers are 0 to 5"),
-        (["--kill", "banana"], "not of the form server:2@100"),
-        (["--steps", "0"], "--steps must be 1 or more"),
-        (["--kill", "server:1@2", "--kill", "server:2@2"], "more than 1 were lost"),
-        (["--seed", "-1"], "seed"),
+        (["--set", "servers=2", "--set", "parity=3"], "servers"),
+        (["--kill", "server:9@1"], "expected server:0 to server:5"),
+        (["--kill", "banana"], "expected WHO@STEP"),
+        (["--set", "steps=0"], "steps: expected"),
+        (["--set", "optimizer.lrr=1"], "did you mean optimizer.lr?"),
+        (["no-such-file.yaml"], "no-such-file.yaml"),
     ],
 )
 def test_bad_arguments_get_a_sentence_and_exit_code_2(arguments: list[str], says: str) -> None:
     done = run_planaria("train", *arguments)
     assert done.returncode == 2
-    assert says in " ".join(done.stdout.split())
+    assert says in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

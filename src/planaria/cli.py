@@ -15,6 +15,8 @@ import planaria
 from planaria import kernels
 from planaria.cluster.files import write_atomically
 from planaria.cluster.run import JobRun
+from planaria.cluster.scrub import running_jobs
+from planaria.cluster.scrub import scrub as scrub_job
 from planaria.config import Config
 from planaria.display import Display, show_report
 from planaria.errors import ClusterError, ConfigError, LossError, PlanariaError
@@ -106,6 +108,33 @@ def drill(
     if undisturbed["digest"] != disturbed["digest"]:
         _leave(EXIT_FAILED, "the digests differ: something was lost. Please report this.")
     console.print("[green]equal: not one bit was lost[/green]")
+
+
+@app.command()
+def scrub(
+    folder: Annotated[
+        Path | None, typer.Argument(help="The job's folder; without, the only running job.")
+    ] = None,
+    deadline: Annotated[float, typer.Option(help="Seconds to wait for the result.")] = 60.0,
+) -> None:
+    """Verify all stripes of a running job, byte for byte, while it trains.
+
+    Every parity record is compared with what its data records, as of one committed step, make of
+    it. Exit code 1 if any differs.
+    """
+    try:
+        if folder is None:
+            jobs = running_jobs()
+            if len(jobs) != 1:
+                named = ", ".join(map(str, jobs)) or "none"
+                raise ClusterError(f"name the job's folder; running here: {named}")
+            folder = jobs[0]
+        found = scrub_job(folder, deadline)
+    except PlanariaError as error:
+        _leave(EXIT_FAILED, str(error))
+    console.print(f"{found.records:,} parity records verified, {found.wrong:,} wrong")
+    if found.wrong:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _read(

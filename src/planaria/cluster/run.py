@@ -76,6 +76,8 @@ class JobRun:
         self.evaluated: dict[int, tuple[list[int], list[float]]] = {}
         self.losses: dict[int, float] = {}
         self.failure: str | None = None
+        self.scrubs: dict[int, int] = {}  # round -> wrong records
+        self.scrubbed_records = 0
         self.wakes: list[tuple[float, Member]] = []
         self.last_progress = time.monotonic()
 
@@ -139,6 +141,15 @@ class JobRun:
                     self.losses[facts["rank"]] = facts["loss"]
             case "evaluated":
                 self.evaluated[facts["rank"]] = (facts["labels"], facts["logits"])
+            case "scrubbed":
+                self.scrubs[facts["round"]] = self.scrubs.get(facts["round"], 0) + facts["wrong"]
+                self.scrubbed_records += facts["records"]
+                if facts["wrong"]:
+                    self.observe(
+                        f"SCRUB: {facts['wrong']} parity records of server:{facts['place']} do not "
+                        "match their data",
+                        self.progress,
+                    )
             case "finished":
                 self.failure = facts["failure"]
             case "refused":
@@ -268,6 +279,11 @@ class JobRun:
             "trainers": config.trainers,
             "bytes_records": sum(data for data, _ in self.memory.values()),
             "bytes_parity": sum(parity for _, parity in self.memory.values()),
+            "scrubbed": {
+                "rounds": len(self.scrubs),
+                "records": self.scrubbed_records,
+                "wrong": sum(self.scrubs.values()),
+            },
             "failures": [self._failure(failure) for failure in self.progress.failures],
         }
 

@@ -1,4 +1,4 @@
-"""An embedding server as a process. It never imports torch, and starts in a fraction of a second."""
+"""An embedding server as a process. It never imports torch; it starts in a fraction of a second."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class ServerNode(MemberNode):
             retry_s=config.cluster.retry_ms / 1000,
             rebuild_chunk=config.rebuild.chunk,
             rebuild_jobs=config.rebuild.jobs,
+            scrub_every=config.scrub.every_steps,
         )
         self.server = ServerMachine(member, job, fresh_place=place)
         self.machine = self.server
@@ -45,6 +46,15 @@ class ServerNode(MemberNode):
         for error in server.errors[self._errors :]:
             self.link.say("refused", what=error)
         self._errors = len(server.errors)
+        for scrub in server.scrubbed:
+            self.link.say(
+                "scrubbed",
+                place=server.place,
+                round=scrub.number,
+                records=scrub.records,
+                wrong=scrub.wrong,
+            )
+        server.scrubbed.clear()
         if server.rebuilder is None:
             return
         now = time.monotonic()

@@ -23,9 +23,8 @@ from typing import Any
 
 import msgspec
 
-from planaria.cluster.files import JobFiles
+from planaria.cluster.files import JobFiles, write_atomically
 from planaria.config import Config
-from planaria.coordinator.machine import FENCED  # noqa: F401
 from planaria.errors import ClusterError
 from planaria.wire.messages import Member
 
@@ -196,6 +195,7 @@ class Supervisor:
         if event.name == "listening" and child is not None:
             child.address = event.facts["address"]
             if event.member == self.coordinator:
+                write_atomically(self.folder / "coordinator.address", child.address.encode())
                 for other in self.children.values():
                     if other is not child:
                         self._tell_coordinator_address(other)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +11,8 @@ import torch
 from planaria import kernels
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import MemberNode
-from planaria.coordinator.machine import DONE
 from planaria.config import Config
+from planaria.coordinator.machine import DONE
 from planaria.data import Batch, CriteoFile, Source, Synthetic, sample_range
 from planaria.errors import DataError
 from planaria.kernels import Parts
@@ -51,7 +51,7 @@ class Replica:
     def step(self) -> int:
         return self.state.step
 
-    def apply(self, step: int, gradients: list[Floats | None], lr: float) -> None:
+    def apply(self, step: int, gradients: Sequence[Floats | None], lr: float) -> None:
         self.state.apply(step, sum_in_rank_order(gradients), lr)
 
     def export(self, as_of: int) -> Records:

@@ -54,7 +54,8 @@ class Transport:
             raise ClusterError(
                 f"cannot listen on {bind}: {error}; is the address in use?"
             ) from None
-        self.address = str(self._router.last_endpoint, "ascii").rstrip("\0")
+        endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.address = endpoint.rstrip("\0")
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:

@@ -24,6 +24,8 @@ from planaria.wire.messages import (
     Message,
     Prepare,
     Promise,
+    Scrub,
+    Scrubbed,
     Spawn,
     Stop,
     Suspect,
@@ -49,6 +51,15 @@ def first_state(servers: list[Member], trainers: list[Member]) -> CoordinatorSta
         view=View(1, 1), committed=0, servers=servers, trainers=trainers, rebuilding=[]
     )
     return CoordinatorState(1, 1, install)
+
+
+@dataclass
+class Scrubbing:
+    """A verification that somebody asked for: who, and what each place has found."""
+
+    asked_by: Member
+    number: int
+    found: dict[int, Scrubbed] = field(default_factory=dict)
 
 
 @dataclass
@@ -88,6 +99,8 @@ class CoordinatorMachine:
         self.whole: set[Member] = set()
         self.done: set[Member] = set()
         self.gathering: Gathering | None = None
+        self.scrubbing: Scrubbing | None = None
+        self._scrubs = 0
         self._asked: dict[str, int] = {"server": 0, "trainer": 0}
         self._unsaved = True
         self._outbox: Outbox = []
@@ -129,6 +142,10 @@ class CoordinatorMachine:
                 if message.whole:
                     self.whole.add(sender)
                 self._finish_if_done()
+            case Scrub():
+                self._start_scrub(sender)
+            case Scrubbed() if message.view == self.install.view:
+                self._on_scrubbed(message)
             case Done() if message.view == self.install.view:
                 self.done.add(sender)
                 self._finish_if_done()
@@ -265,6 +282,36 @@ class CoordinatorMachine:
     def _living_or_spare(self, role: str, member: Member) -> Member:
         return self.spares[role].pop(0) if member in self.dead else member
 
+    # ------------------------------------------------------------------ scrubbing
+
+    def _start_scrub(self, asked_by: Member) -> None:
+        self._scrubs -= 1  # steps, which servers number their own rounds by, are positive
+        self.scrubbing = Scrubbing(asked_by, self._scrubs)
+        self._ask_scrub()
+
+    def _ask_scrub(self) -> None:
+        """Servers that have not answered; after a view change, all start again."""
+        assert self.scrubbing
+        for place, server in enumerate(self.install.servers):
+            if place not in self.scrubbing.found:
+                self._send(server, Scrub(view=self.install.view, round=self.scrubbing.number))
+
+    def _on_scrubbed(self, found: Scrubbed) -> None:
+        scrubbing = self.scrubbing
+        if scrubbing is None or found.round != scrubbing.number:
+            return
+        scrubbing.found[found.place] = found
+        if len(scrubbing.found) == len(self.install.servers):
+            total = Scrubbed(
+                view=self.install.view,
+                round=found.round,
+                place=-1,
+                records=sum(f.records for f in scrubbing.found.values()),
+                wrong=sum(f.wrong for f in scrubbing.found.values()),
+            )
+            self._send(scrubbing.asked_by, total)
+            self.scrubbing = None
+
     # ------------------------------------------------------------------ timers and the end
 
     def tick(self, now: float) -> Outbox:
@@ -275,6 +322,8 @@ class CoordinatorMachine:
         return self.take_outbox()
 
     def _retry(self, now: float) -> None:
+        if self.scrubbing and self.gathering is None:
+            self._ask_scrub()
         if self.gathering is None:
             if self._all_known():
                 for member in self.members:

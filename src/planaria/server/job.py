@@ -21,4 +21,5 @@ class ServerJob:
     keep_steps: int = 2
     retry_s: float = 1.0
     rebuild_chunk: int = 4096  # records that the background sweep asks for at a time
+    scrub_every: int = 0  # steps between two verifications of all parity records; 0: never
     rebuild_jobs: int = 2  # how many such requests may be under way

@@ -14,7 +14,7 @@ import numpy as np
 from planaria.errors import HistoryGone, InvalidRecord, PlanariaError, StepError
 from planaria.kernels.types import Floats, Index
 from planaria.server.job import ServerJob
-from planaria.server.rebuilding import Rebuilder
+from planaria.server.rebuilding import Rebuilder, ScrubRound
 from planaria.server.store import ParityDelta, Store
 from planaria.wire.machine import COORDINATOR, Machine
 from planaria.wire.messages import (
@@ -30,6 +30,8 @@ from planaria.wire.messages import (
     Message,
     Promise,
     Push,
+    Scrub,
+    Scrubbed,
 )
 
 
@@ -49,6 +51,7 @@ class ServerMachine(Machine):
         self.lookups: dict[tuple[int, int], tuple[Member, Lookup]] = {}  # (step, rank)
         self.acks: dict[int, set[int]] = {}  # step -> places that have acknowledged it
         self.holders: tuple[int, ...] = ()
+        self.scrubbed: list[ScrubRound] = []  # finished rounds, for the log
         self.errors: list[str] = []  # messages that were refused, for the log
         if fresh_place is not None:
             self._take_place(fresh_place, None)
@@ -125,6 +128,8 @@ class ServerMachine(Machine):
                         self.acks[message.step].add(message.place)
                 case MateRequest():
                     self._on_mate_request(sender, message)
+                case Scrub():
+                    self.rebuilder.scrub(message.round)
                 case MateReply():
                     self.rebuilder.on_reply(message, self._committed_here())
         except PlanariaError as error:
@@ -142,6 +147,7 @@ class ServerMachine(Machine):
 
     def _on_push(self, message: Push) -> None:
         store = self._checked(message.step, message.rank, message.indices)
+        self._check_arenas(message.gradients)
         if message.step <= store.step:
             return
         for arena, (index, gradients) in enumerate(
@@ -158,13 +164,19 @@ class ServerMachine(Machine):
         # state was late; it then waits at c + 3 and asks one step ahead.
         if not 1 <= step <= self.store.step + 4:
             raise StepError(f"step {step} is too far from step {self.store.step}")
-        if len(indices) != len(self.store.arenas):
-            raise StepError(f"{len(indices)} arenas; this job has {len(self.store.arenas)}")
+        self._check_arenas(indices)
         return self.store
+
+    def _check_arenas(self, per_arena: Sequence[object]) -> None:
+        assert self.store
+        if len(per_arena) != len(self.store.arenas):
+            raise StepError(f"{len(per_arena)} arenas; this job has {len(self.store.arenas)}")
 
     def _on_delta(self, sender: Member, message: Delta) -> None:
         assert self.store
         history = self.store.history_of(message.place)
+        self._check_arenas(message.indices)
+        self._check_arenas(message.deltas)
         if message.step == history.last + 1:
             deltas = [
                 ParityDelta(*pair) for pair in zip(message.indices, message.deltas, strict=True)
@@ -219,6 +231,18 @@ class ServerMachine(Machine):
         for key in sorted(self.lookups):
             self._answer(key)
         self.outbox += self.rebuilder.take_requests(self.view, self._committed_here())
+        if scrubbed := self.rebuilder.take_scrubbed():
+            self.scrubbed.append(scrubbed)
+            self.send(
+                COORDINATOR,
+                Scrubbed(
+                    view=self.view,
+                    round=scrubbed.number,
+                    place=self.place,
+                    records=scrubbed.records,
+                    wrong=scrubbed.wrong,
+                ),
+            )
         if self.whole and not was_whole:
             self.report()
 
@@ -243,6 +267,8 @@ class ServerMachine(Machine):
         for old in [s for s in self.acks if s <= step - 2]:
             del self.acks[old]
         self._send_delta(step, self.holders)
+        if self.job.scrub_every and step % self.job.scrub_every == 0:
+            self.rebuilder.scrub(step)
         return True
 
     def _answer(self, key: tuple[int, int]) -> None:

@@ -1,9 +1,10 @@
-"""Rebuilding: which records are asked for, from whom, what becomes of the answers (rules 13, 14).
+"""Rebuilding and scrubbing: which records are asked for, from whom, and what becomes of them.
 
 A *job* is a set of records of one arena, decoded together as of one committed step. Each record has
 k stripe-mates; the job asks each place once, for all records that it can help with. Jobs on demand
 are made of the records that a step or a lookup needs now; the background sweep makes jobs of
-whatever is left, region by region.
+whatever is left, region by region (rules 13 and 14). A scrub decodes parity records that are there
+and compares.
 """
 
 from __future__ import annotations
@@ -30,8 +31,21 @@ class DecodeJob:
     as_of: int
     out: Records  # accumulates coefficient times mate
     sweep: bool
+    verify: bool = False  # compare with the record that is there, instead of restoring it
     asked: dict[int, tuple[Index, Index]] = field(default_factory=dict)
     """place -> (rows of this job, columns of its mates) that are still to be answered"""
+
+
+@dataclass
+class ScrubRound:
+    """One pass over all parity records: each must be what its data records make of it."""
+
+    number: int
+    next_record: list[int]  # per arena
+    again: list[tuple[int, Index]] = field(default_factory=list)
+    held_up: bool = False  # a mate is being rebuilt itself: go on after the next retry
+    records: int = 0
+    wrong: int = 0
 
 
 class Rebuilder:
@@ -50,6 +64,24 @@ class Rebuilder:
         self._install: Install | None = None
         self._requested: list[Bytes] = []
         self._sweep_at: list[int] = []
+        self._scrub: ScrubRound | None = None
+
+    def scrub(self, number: int) -> None:
+        """Starts a round of verification, unless one is under way."""
+        if self._scrub is None:
+            first_parity = [arena.data_records for arena in self.store.arenas]
+            self._scrub = ScrubRound(number, first_parity)
+
+    def take_scrubbed(self) -> ScrubRound | None:
+        """The round, once all its records are compared."""
+        scrub = self._scrub
+        if scrub is None or scrub.again or any(job.verify for job in self.jobs.values()):
+            return None
+        ends = [len(arena.records) for arena in self.store.arenas]
+        if scrub.next_record != ends:
+            return None
+        self._scrub = None
+        return scrub
 
     def on_install(self, install: Install) -> None:
         """A new view: forget everything that is under way and start again."""
@@ -63,6 +95,9 @@ class Rebuilder:
         self._hint = 0
         self._requested = [np.zeros_like(arena.bitmap) for arena in self.store.arenas]
         self._sweep_at = [0] * len(self.store.arenas)
+        if self._scrub:  # from the start
+            number, self._scrub = self._scrub.number, None
+            self.scrub(number)
 
     def want(self, arena: int, index: Index) -> None:
         """These records are needed now."""
@@ -74,7 +109,7 @@ class Rebuilder:
     def take_requests(self, view: View, committed: int) -> Outbox:
         """New requests for what is wanted, and for the next piece of the sweep."""
         if not self.store.invalid_records:
-            return []
+            return self._verify(view, committed) if self._scrub else []
         as_of = max(committed, self._hint)
         out: Outbox = []
         wanted, self._wanted = self._wanted, []
@@ -86,6 +121,28 @@ class Rebuilder:
                 break
             out += self._start(view, *piece, as_of, sweep=True)
         return out
+
+    def _verify(self, view: View, committed: int) -> Outbox:
+        """Requests for the next parity records to compare."""
+        scrub = self._scrub
+        if scrub is None or scrub.held_up:
+            return []
+        out: Outbox = []
+        while len(self.jobs) < self.job.rebuild_jobs:
+            piece = scrub.again.pop() if scrub.again else self._next_to_verify(scrub)
+            if piece is None:
+                break
+            out += self._start(view, *piece, max(committed, self._hint), sweep=True, verify=True)
+        return out
+
+    def _next_to_verify(self, scrub: ScrubRound) -> tuple[int, Index] | None:
+        for arena, store in enumerate(self.store.arenas):
+            start = scrub.next_record[arena]
+            if start < len(store.records):
+                stop = min(start + self.job.rebuild_chunk, len(store.records))
+                scrub.next_record[arena] = stop
+                return arena, np.arange(start, stop)
+        return None
 
     def _next_piece(self) -> tuple[int, Index] | None:
         """The next records that are neither valid nor asked for, in order."""
@@ -101,11 +158,14 @@ class Rebuilder:
                     return arena, index
         return None
 
-    def _start(self, view: View, arena: int, index: Index, as_of: int, *, sweep: bool) -> Outbox:
+    def _start(
+        self, view: View, arena: int, index: Index, as_of: int, *, sweep: bool, verify: bool = False
+    ) -> Outbox:
         store = self.store.arenas[arena]
-        mates = find_mates(store.layout, self.store.place, index, self._avoid)
+        avoid = () if verify else self._avoid
+        mates = find_mates(store.layout, self.store.place, index, avoid)
         out = np.zeros((len(index), store.arena.words), np.uint32)
-        job = DecodeJob(arena, index, mates, as_of, out, sweep)
+        job = DecodeJob(arena, index, mates, as_of, out, sweep, verify)
         for place in np.unique(mates.places):
             rows, columns = map(np.ascontiguousarray, np.nonzero(mates.places == place))
             job.asked[int(place)] = (rows, columns)
@@ -131,6 +191,8 @@ class Rebuilder:
 
     def resend(self, view: View) -> Outbox:
         """Asks again for what was not answered, with the same number."""
+        if self._scrub:
+            self._scrub.held_up = False
         return [
             request
             for number, job in self.jobs.items()
@@ -143,7 +205,7 @@ class Rebuilder:
             return
         if reply.status != "value" or reply.records is None:
             self._hint = max(self._hint, reply.committed if reply.status == "gone" else 0)
-            if reply.status == "invalid":
+            if reply.status == "invalid" and not job.verify:
                 self._avoid.add(reply.place)
             self._again(reply.request, committed)
             return
@@ -155,6 +217,9 @@ class Rebuilder:
             self._finish(reply.request, job, committed)
 
     def _finish(self, number: int, job: DecodeJob, committed: int) -> None:
+        if job.verify:
+            self._compare(number, job)
+            return
         try:
             restored = self.store.restore(job.arena, job.index, job.out, job.as_of)
         except (HistoryGone, StepError):  # parity cannot be brought forward from so far back
@@ -164,7 +229,22 @@ class Rebuilder:
         self.rows_rebuilt += restored
         self.bytes_rebuilt += restored * job.out.shape[1] * 4
 
+    def _compare(self, number: int, job: DecodeJob) -> None:
+        try:
+            found = self.store.read(job.arena, job.index, job.as_of)
+        except (HistoryGone, StepError):
+            self._again(number, job.as_of)
+            return
+        del self.jobs[number]
+        if self._scrub:
+            self._scrub.records += len(found)
+            self._scrub.wrong += int((found != job.out).any(axis=1).sum())
+
     def _again(self, number: int, committed: int) -> None:
         """Starts the job over, as of what is committed by now."""
         job = self.jobs.pop(number)
-        self._wanted.append((job.arena, job.index))
+        if not job.verify:
+            self._wanted.append((job.arena, job.index))
+        elif self._scrub:
+            self._scrub.again.append((job.arena, job.index))
+            self._scrub.held_up = True

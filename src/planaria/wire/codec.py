@@ -55,7 +55,7 @@ def decode(token: bytes, frames: Sequence[Any]) -> Envelope:
 
     try:
         envelope = msgspec.msgpack.decode(frames[0], type=Envelope, dec_hook=number_as_array)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"a header that is not of this protocol: {error}") from None
     if not hmac.compare_digest(envelope.token, token):
         raise WireError("a message without the job's token")

@@ -116,6 +116,21 @@ class MateReply(Message):
     records: Records | None
 
 
+class Scrub(Message):
+    """Verify every parity record against its data records, while training goes on."""
+
+    round: int
+
+
+class Scrubbed(Message):
+    """What a server found, or (to whoever asked) what all servers found."""
+
+    round: int
+    place: int
+    records: int
+    wrong: int
+
+
 # ---------------------------------------------------------------- views
 
 
@@ -195,6 +210,8 @@ AnyMessage: TypeAlias = (
     | Ack
     | MateRequest
     | MateReply
+    | Scrub
+    | Scrubbed
     | Prepare
     | Promise
     | Install

@@ -1,0 +1,184 @@
+"""What strangers, and members that have lost their wits, send to a server's port."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from planaria.wire.codec import encode
+from planaria.wire.messages import (
+    Ack,
+    Delta,
+    DenseGradient,
+    Done,
+    Hello,
+    Install,
+    Lookup,
+    MateReply,
+    MateRequest,
+    Message,
+    Prepare,
+    Promise,
+    Push,
+    Spawn,
+    Stop,
+    Suspect,
+    View,
+)
+
+FIRST = View(1, 1)
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+HANDSHAKE = GREETING + b"\x04" + bytes([len(READY)]) + READY
+
+
+def rows(*numbers: int) -> Any:
+    return np.array(numbers, np.int64)
+
+
+def floats(*shape: int) -> Any:
+    return np.ones(shape, np.float32)
+
+
+def words(*shape: int) -> Any:
+    return np.ones(shape, np.uint32)
+
+
+def plausible(step: int) -> list[Message]:
+    """Messages that a server would act on if they came from a member."""
+    return [
+        Lookup(view=FIRST, rank=0, step=step, indices=[rows(0, 1, 2)]),
+        Push(view=FIRST, rank=0, step=step, indices=[rows(1)], gradients=[floats(1, 8)]),
+        Delta(view=FIRST, place=0, step=step, indices=[rows(1)], deltas=[words(1, 16)]),
+        MateRequest(view=FIRST, request=1, arena=0, as_of=step, indices=rows(0)),
+        Prepare(view=View(9, 9)),
+        Install(view=View(9, 9), committed=0, servers=["x"], trainers=["y"], rebuilding=[]),
+        Stop(view=FIRST, reason="because I say so"),
+    ]
+
+
+def impossible() -> list[Message]:
+    """Messages of the right form, with the right token, that fit no job: a server changes nothing.
+
+    What is within its job is a member's to say, and not among them.
+    """
+    far = 10**12
+    lookup: dict[str, Any] = {"view": FIRST, "rank": 0, "step": 6}
+    delta: dict[str, Any] = {"view": FIRST, "place": 1, "step": 6}
+    mate: dict[str, Any] = {"view": FIRST, "request": 1, "arena": 0, "as_of": 3}
+    return [
+        Lookup(view=FIRST, rank=99, step=6, indices=[rows(0)]),
+        Lookup(view=FIRST, rank=-1, step=6, indices=[rows(0)]),
+        Lookup(view=FIRST, rank=0, step=far, indices=[rows(0)]),
+        Lookup(**lookup, indices=[]),
+        Lookup(**lookup, indices=[rows(0), rows(0)]),
+        Lookup(**lookup, indices=[rows(far)]),
+        Lookup(**lookup, indices=[rows(-1)]),
+        Push(**lookup, indices=[rows(0)], gradients=[floats(1, 9)]),
+        Push(**lookup, indices=[rows(0)], gradients=[floats(2, 8)]),
+        Push(**lookup, indices=[rows(0)], gradients=[floats(8)]),
+        Push(**lookup, indices=[rows(0)], gradients=[]),
+        Push(**lookup, indices=[rows(0, 0)], gradients=[floats(2, 8)]),
+        Delta(view=FIRST, place=77, step=6, indices=[rows(0)], deltas=[words(1, 16)]),
+        Delta(**delta, indices=[rows(0)], deltas=[]),
+        Delta(**delta, indices=[], deltas=[]),
+        Delta(**delta, indices=[rows(far)], deltas=[words(1, 16)]),
+        Delta(**delta, indices=[rows(0)], deltas=[words(1, 3)]),
+        Ack(view=FIRST, place=99, step=far),
+        MateRequest(**{**mate, "arena": -1}, indices=rows(0)),
+        MateRequest(**{**mate, "arena": 99}, indices=rows(0)),
+        MateRequest(**{**mate, "as_of": -far}, indices=rows(0)),
+        MateRequest(**{**mate, "as_of": far}, indices=rows(0)),
+        MateRequest(**mate, indices=rows(far)),
+        MateReply(view=FIRST, request=far, place=0, status="?", committed=far, records=words(1, 1)),
+        DenseGradient(view=FIRST, rank=0, step=6, gradient=None),
+        Install(view=View(0, 5), committed=far, servers=[], trainers=[], rebuilding=[]),
+        Promise(view=FIRST, held=-far, blank=True, whole=False),
+        Done(view=FIRST, rank=0),
+        Hello(view=FIRST, member="server-0", role="trainer", address="nowhere"),
+        Suspect(view=FIRST, member="server-0"),
+        Spawn(view=FIRST, role="server", count=far),
+    ]
+
+
+def mutated(draw: random.Random, frames: Sequence[Any]) -> list[bytes]:
+    """The same message with some bytes changed, cut, doubled or put in, or with other frames."""
+    changed = [bytearray(memoryview(frame).cast("B")) for frame in frames]
+    for _ in range(draw.randint(1, 4)):
+        frame = draw.choice(changed) if draw.random() < 0.2 else changed[0]
+        at = draw.randrange(len(frame) + 1)
+        match draw.randrange(5):
+            case 0 if at < len(frame):
+                frame[at] = draw.randrange(256)
+            case 1:
+                del frame[at:]
+            case 2:
+                frame[at:at] = draw.randbytes(draw.randint(1, 9))
+            case 3:
+                frame[at:at] = frame[: draw.randint(0, 40)]
+            case _:
+                draw.shuffle(changed)
+    return [bytes(frame) for frame in changed]
+
+
+def misshapen(token: bytes) -> list[list[bytes]]:
+    """Headers with the right token whose arrays are not what their frames are."""
+    heads: list[Any] = [
+        [1, [2**39]], [1, [2**62, 4]], [1, [2**63]], [1, [-1]], [1, [0, 2**39]], [1, [1, 1, 1]],
+        [1, []], [1, [1.0]], [1, ["1"]], [2, [1]], [0, [1]], [-1, [1]], [2**64 - 1, [1]], [1], [],
+        [1, [2]], "1", None, {"frame": 1}, [[1, [1]], [1]], b"\x01", 1.5,
+    ]  # fmt: skip
+    headers = [
+        msgspec.msgpack.encode([token, "server-1", "", ["Lookup", FIRST, 0, 6, nested]])
+        for head in heads
+        for nested in ([head], [[head]], head)
+    ]
+    headers.append(headers[0].replace(msgspec.msgpack.encode([heads[0]]), b"\x91" * 3000 + b"\xc0"))
+    return [[header, bytes(8)] for header in headers]
+
+
+def strange_messages(seed: int, count: int, token: bytes) -> Iterator[list[bytes]]:
+    """Messages that no member sent: noise, the wrong token, and both; none may have an effect."""
+    draw = random.Random(seed)
+    wrong = bytes(b ^ 0xFF for b in token)
+    broken = misshapen(token)
+    for number in range(count):
+        real = draw.choice(plausible(draw.randint(1, 40)))
+        frames = encode(draw.choice([wrong, b"", token[:8]]), "trainer-0", "", real)
+        match number % 4:
+            case 0:
+                yield [draw.randbytes(draw.randrange(60)) for _ in range(draw.randint(1, 4))]
+            case 1:
+                yield [bytes(memoryview(frame).cast("B")) for frame in frames]
+            case 2:
+                yield mutated(draw, frames)
+            case _:
+                yield broken[(number // 4) % len(broken)]
+
+
+def knock(draw: random.Random, address: str) -> None:
+    """One plain TCP connection that speaks no ZMTP, some of it, or enough to claim 4 exabytes."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    claim = draw.choice([2**31, 2**40, 2**62, 2**63 - 1, 2**64 - 1]).to_bytes(8, "big")
+    said = draw.choice(
+        [
+            b"",
+            b"GET / HTTP/1.1\r\n\r\n",
+            draw.randbytes(draw.randrange(300)),
+            GREETING + draw.randbytes(100),
+            HANDSHAKE[: draw.randrange(len(HANDSHAKE))],
+            HANDSHAKE + draw.randbytes(300),
+            HANDSHAKE + b"\x02" + claim + draw.randbytes(50),
+            HANDSHAKE + b"\x01\x05abcde" * draw.randint(1, 600),
+        ]
+    )
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        try:
+            connection.sendall(said)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it was refused before it had finished
