@@ -129,7 +129,9 @@ def test_an_exception_in_a_process_ends_the_job_with_its_log_and_is_not_tried_ag
     run = BeatenRun(
         tiny("servers=2", "parity=1", "model.tables=26", "data.source=criteo", f"data.path={file}")
     )
-    with pytest.raises(ClusterError, match="trainer-0 failed: .*DataError: step 11 wants") as raised:
+    with pytest.raises(
+        ClusterError, match="trainer-0 failed: .*DataError: step 11 wants"
+    ) as raised:
         run.run()
     file.unlink()
     assert "Traceback" in str(raised.value)

@@ -73,6 +73,7 @@ class JobRun:
         self.progress = Progress()
         self.digests: dict[str, Digest] = {}
         self.memory: dict[str, tuple[int, int]] = {}
+        self.resident: dict[str, int] = {}
         self.evaluated: dict[int, tuple[list[int], list[float]]] = {}
         self.losses: dict[int, float] = {}
         self.failure: str | None = None
@@ -137,6 +138,7 @@ class JobRun:
                 self.digests[event.member] = Digest(*map(int, facts["digest"]))
                 if event.name == "server done":
                     self.memory[event.member] = (facts["data"], facts["parity"])
+                    self.resident[event.member] = facts["resident"]
                 elif facts["loss"] is not None:
                     self.losses[facts["rank"]] = facts["loss"]
             case "evaluated":

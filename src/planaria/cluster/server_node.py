@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 
 from planaria import kernels
 from planaria.cluster.files import JobFiles
@@ -14,6 +16,12 @@ from planaria.tables import make_arenas
 from planaria.wire.messages import Member
 
 REPORT_S = 0.2
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is really in use, by the kernel's count."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 class ServerNode(MemberNode):
@@ -84,6 +92,7 @@ class ServerNode(MemberNode):
                 digest=[str(digest.first), str(digest.second)],
                 data=memory.data,
                 parity=memory.parity,
+                resident=resident_bytes(),
                 refused=self.server.refused + self.transport.refused,
             )
         return reason

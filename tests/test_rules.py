@@ -1,0 +1,387 @@
+"""Controls: break one rule, and the simulator finds a schedule that fails.
+
+Each control overrides as little as it can. The seed beside it failed when the control was written;
+it is tried first, and if the simulator has changed since, others are searched. The same seeds hold
+with nothing broken, so it is the rule that makes the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from planaria import kernels
+from planaria.coordinator.machine import CoordinatorMachine, CoordinatorState, Gathering
+from planaria.errors import StepError
+from planaria.kernels.types import Floats, Index, Records
+from planaria.server.machine import ServerMachine
+from planaria.server.rebuilding import Rebuilder
+from planaria.server.store import Store
+from planaria.simulator import World
+from planaria.simulator.campaigns import Outcome, run_seed, run_seeds
+from planaria.trainer.machine import Gradients, TrainerMachine
+from planaria.wire.machine import Machine
+from planaria.wire.messages import (
+    Delta,
+    DenseReply,
+    Install,
+    MateRequest,
+    Member,
+    Promise,
+    View,
+)
+
+SEARCH = range(200)
+
+HARD: dict[str, Any] = {
+    "servers": 5,
+    "k": 2,
+    "r": 2,
+    "keep_steps": 1,
+    "network": "uneven",
+    "count": 8,
+    "spares": 2,
+    "kinds": ("kill server", "kill rebuilding", "kill trainer", "suspect server"),
+}
+COORDINATORS: dict[str, Any] = {
+    "count": 6,
+    "pause_s": 0.3,
+    "kinds": (
+        "kill server",
+        "kill coordinator",
+        "pause coordinator",
+        "kill coordinator saving",
+    ),
+}
+LATE: dict[str, Any] = {
+    "steps": 12,
+    "network": "ragged",
+    "drop": 0.05,
+    "duplicate": 0.2,
+    "count": 6,
+    "kinds": ("kill trainer", "suspect trainer"),
+}
+AHEAD: dict[str, Any] = {
+    "network": "ragged",
+    "drop": 0.0,
+    "trainers": 3,
+    "count": 4,
+    "kinds": ("kill server",),
+}
+
+
+# ---------------------------------------------------------------- servers
+
+
+class WrongCoefficient(ServerMachine):
+    """One parity coefficient of one region is not the code's."""
+
+    def _take_place(self, place: int, blank_at: int | None) -> None:
+        super()._take_place(place, blank_at)
+        assert self.store
+        coef = self.store._coef_by_region[min(self.store.sources)]
+        coef[np.flatnonzero(coef)[0]] ^= 2
+
+
+class AppliesADeltaAgain(ServerMachine):
+    """Rule 3: holders dedup by (place, step)."""
+
+    def _on_delta(self, sender: Member, message: Delta) -> None:
+        assert self.store
+        again = message.step <= self.store.history_of(message.place).last
+        super()._on_delta(sender, message)
+        if again:
+            store = self.store.arenas[0]
+            index = message.indices[0]
+            coef = self.store._coef_of(store, message.place, index)
+            kernels.mul_add(store.records, index, coef, message.deltas[0])
+
+
+class SendsNoEmptyDelta(ServerMachine):
+    """Rule 3: one delta to each holder, empty included."""
+
+    def _send_delta(self, step: int, holders: Sequence[int]) -> None:
+        assert self.install
+        before = len(self.outbox)
+        super()._send_delta(step, holders)
+        sent, self.outbox[before:] = self.outbox[before:], []
+        for to, message in sent:
+            assert isinstance(message, Delta)
+            if any(map(len, message.indices)):
+                self.outbox.append((to, message))
+            else:
+                self.acks[step].add(self.install.servers.index(to))
+
+
+class VotesBeforeItIsProtected(ServerMachine):
+    """Rule 4: an owner answers once every holder has acknowledged."""
+
+    def _answer(self, key: tuple[int, int]) -> None:
+        acks, self.acks = self.acks, {}
+        super()._answer(key)
+        self.acks = acks
+
+
+class ForgetsWithoutUndoing(ServerMachine):
+    """Rule 9: XOR out the deltas after c, *and* forget them."""
+
+    def _take_place(self, place: int, blank_at: int | None) -> None:
+        super()._take_place(place, blank_at)
+        assert self.store
+        store = self.store
+
+        def retract(source: int, step: int) -> None:
+            store.history_of(source).retract(step)
+
+        store.retract = retract  # type: ignore[method-assign]
+
+
+class KeepsAcknowledgements(ServerMachine):
+    """Rule 10: acknowledgements of an earlier view are void."""
+
+    def on_install(self, old: Install | None, new: Install) -> None:
+        acks = self.acks
+        super().on_install(old, new)
+        for step in self.acks:
+            self.acks[step] |= acks.get(step, set())
+        self._progress()
+
+
+class DecodesAsOfTheNewestStep(ServerMachine):
+    """Rule 13: b is never an uncommitted step."""
+
+    def _committed_here(self) -> int:
+        assert self.store
+        return max(self.store.step, *(history.last for history in self.store.sources.values()))
+
+
+class BringsNothingForward(ServerMachine):
+    """Rule 13: rebuilt parity is brought forward with the deltas that arrived meanwhile."""
+
+    def _take_place(self, place: int, blank_at: int | None) -> None:
+        super()._take_place(place, blank_at)
+        assert self.store
+        store = self.store
+        restore = store.restore
+
+        def restore_as_is(arena: int, index: Index, values: Records, as_of: int) -> int:
+            store._forward = lambda arena, index, values, as_of: values  # type: ignore[method-assign]
+            restored = restore(arena, index, values, as_of)
+            del store._forward
+            return restored
+
+        store.restore = restore_as_is  # type: ignore[method-assign]
+
+
+class AsksAnybody(ServerMachine):
+    """Rule 14, half broken: mates that are being rebuilt are asked too, and say `invalid`."""
+
+    def _take_place(self, place: int, blank_at: int | None) -> None:
+        class Careless(Rebuilder):
+            def on_install(self, install: Install) -> None:
+                super().on_install(msgspec.structs.replace(install, rebuilding=[]))
+
+        super()._take_place(place, blank_at)
+        assert self.store
+        self.rebuilder = Careless(self.store, self.job)
+
+
+class WaitsForItsOwnRebuild(AsksAnybody):
+    """Rule 14: mates answer at once; this one is silent until it has the records itself."""
+
+    def _on_mate_request(self, sender: Member, message: MateRequest) -> None:
+        assert self.store
+        if not len(self.store.missing(message.arena, message.indices)):
+            super()._on_mate_request(sender, message)
+
+
+class RefusesThreeStepsAhead(ServerMachine):
+    """A bug that was found: a lookup of c + 4 can reach a replacement at c."""
+
+    def _checked(self, step: int, rank: int, indices: Sequence[Index]) -> Store:
+        assert self.store
+        if step > self.store.step + 3:
+            raise StepError(f"step {step} is too far from step {self.store.step}")
+        return super()._checked(step, rank, indices)
+
+
+# ---------------------------------------------------------------- all members, trainers
+
+
+class DoesNotFreeze(Machine):
+    """Rule 7: from the promise on, older views are refused and nothing moves."""
+
+    def _prepare(self, sender: Member, view: View) -> None:
+        before = self.promised
+        super()._prepare(sender, view)
+        self.promised = before
+
+
+class ServerDoesNotFreeze(DoesNotFreeze, ServerMachine):
+    pass
+
+
+class TrainerDoesNotFreeze(DoesNotFreeze, TrainerMachine):
+    pass
+
+
+class KeepsAnswers(TrainerMachine):
+    """Rule 11: trainers drop unused answers."""
+
+    def on_install(self, old: Install | None, new: Install) -> None:
+        answers = {step: dict(places) for step, places in self.answers.items()}
+        super().on_install(old, new)
+        self.answers.update(answers)
+        self._progress()
+
+
+class KeepsOneStep(TrainerMachine):
+    """Rule 5: trainers keep the pushes and dense gradients of the last two steps."""
+
+    def give_gradients(self, step: int, gradients: Gradients, dense: Floats | None) -> None:
+        super().give_gradients(step, gradients, dense)
+        for old in [kept for kept in self.pushes if kept < step]:
+            del self.pushes[old], self.own_gradients[old], self.ids[old]
+
+
+class AnswersLateRequests(TrainerMachine):
+    """A bug that was found: a request for dense state can arrive when that state is long gone."""
+
+    def _on_dense_request(self, sender: Member) -> None:
+        assert self.install
+        committed = self.install.committed
+        state = self.dense.export(committed)
+        self.send(sender, DenseReply(view=self.view, step=committed, state=state))
+
+
+# ---------------------------------------------------------------- coordinators
+
+
+class CommitsWhatAnybodyHolds(CoordinatorMachine):
+    """Rule 8: c is the minimum over live members."""
+
+    def _decide(self, gathering: Gathering) -> None:
+        promises = gathering.promises
+        most = max(promise.held for promise in promises.values() if not promise.blank)
+        for member, promise in promises.items():
+            promises[member] = msgspec.structs.replace(promise, held=most)
+        super()._decide(gathering)
+
+
+class LosesCount(CoordinatorMachine):
+    """Rule 8: more than r members of a group that are dead or not whole end the job."""
+
+    def _what_is_lost(self, promises: dict[Member, Promise]) -> str | None:
+        return None
+
+
+class SavesTooLate(CoordinatorMachine):
+    """Rule 7: epoch and number are on disk before anybody is asked to prepare."""
+
+    def take_state(self) -> CoordinatorState | None:
+        state = super().take_state()
+        return None if self.gathering else state
+
+
+class AsksOnce(CoordinatorMachine):
+    """A bug that was found: a replacement that dies before its hello is waited for for ever."""
+
+    def _retry(self, now: float) -> None:
+        if self.gathering is None or self.gathering.waiting:
+            super()._retry(now)
+
+
+class EndsHalfRebuilt(CoordinatorMachine):
+    """A bug that was found: the job ended while records were still to be rebuilt."""
+
+    def _rebuilding(self, member: Member) -> bool:
+        return False
+
+
+class InstallsWithoutAddresses(CoordinatorMachine):
+    """A bug that was found: restarted early, it named members that it had never heard of."""
+
+    def _all_known(self) -> bool:
+        return True
+
+
+# ---------------------------------------------------------------- the tests
+
+
+def broken(*machines: type[Any]) -> type[World]:
+    """A world in which these machines take the place of the right ones."""
+    attributes: dict[str, Any] = {}
+    for machine in machines:
+        if issubclass(machine, ServerMachine):
+            attributes["server_class"] = machine
+        elif issubclass(machine, TrainerMachine):
+            attributes["trainer_class"] = machine
+        else:
+            attributes["coordinator_class"] = machine
+    return type("Broken", (World,), attributes)
+
+
+CONTROLS: list[tuple[str, type[World], int, dict[str, Any]]] = [
+    ("wrong coefficient", broken(WrongCoefficient), 0, {}),
+    ("rule 3, a delta twice", broken(AppliesADeltaAgain), 0, {}),
+    ("rule 3, no empty deltas", broken(SendsNoEmptyDelta), 1, {}),
+    ("rule 4", broken(VotesBeforeItIsProtected), 0, {}),
+    ("rule 5", broken(KeepsOneStep), 24, {}),
+    ("rule 7, no freeze", broken(ServerDoesNotFreeze, TrainerDoesNotFreeze), 0, HARD),
+    ("rule 7, not saved", broken(SavesTooLate), 57, COORDINATORS),
+    ("rule 8", broken(CommitsWhatAnybodyHolds), 2, {}),
+    ("rule 9", broken(ForgetsWithoutUndoing), 0, HARD),
+    ("rule 10", broken(KeepsAcknowledgements), 11, HARD),
+    ("rule 11", broken(KeepsAnswers), 3, HARD),
+    ("rule 13, uncommitted", broken(DecodesAsOfTheNewestStep), 6, HARD),
+    ("rule 13, not forward", broken(BringsNothingForward), 1, {}),
+    ("rule 14", broken(WaitsForItsOwnRebuild), 0, HARD),
+    ("found: asks once", broken(AsksOnce), 0, {}),
+    ("found: ends half rebuilt", broken(EndsHalfRebuilt), 0, HARD),
+    ("found: no addresses", broken(InstallsWithoutAddresses), 0, {**COORDINATORS, "steps": 1}),
+    ("found: late request", broken(AnswersLateRequests), 0, LATE),
+    ("found: three ahead", broken(RefusesThreeStepsAhead), 0, AHEAD),
+]
+
+
+@pytest.mark.parametrize(
+    ("_rule", "world", "seed", "campaign"), CONTROLS, ids=[c[0] for c in CONTROLS]
+)
+def test_a_broken_rule_is_found(
+    _rule: str, world: type[World], seed: int, campaign: dict[str, Any]
+) -> None:
+    seeds = chain([seed], SEARCH)
+    found = next((seed for seed in seeds if run_seed(seed, world, **campaign).failed), None)
+    assert found is not None, "the simulator does not notice that this is broken"
+    assert run_seed(found, World, **campaign).failed is None
+
+
+def test_mates_that_answer_at_once_may_be_asked_in_vain() -> None:
+    """`Install.rebuilding` saves round trips; what rule 14 needs is the answer `invalid`."""
+    world = broken(AsksAnybody)
+    assert [run_seed(seed, world, **HARD).failed for seed in range(20)] == [None] * 20
+
+
+OVER: dict[str, Any] = {"count": 8, "within_budget": False}
+
+
+def test_losing_more_than_the_code_bears_is_named_and_never_wrong() -> None:
+    outcomes: list[Outcome] = list(run_seeds(range(300), **OVER))
+    assert [outcome.failed for outcome in outcomes if outcome.failed] == []
+    given_up = [outcome.given_up for outcome in outcomes if outcome.given_up]
+    assert 50 < len(given_up) < 300
+    groups = [reason for reason in given_up if "servers of a group were lost: places" in reason]
+    trainers = [reason for reason in given_up if "no trainer is left" in reason]
+    assert len(groups) + len(trainers) == len(given_up)
+    assert len(groups) > len(trainers)
+
+
+def test_a_coordinator_that_does_not_count_its_dead_is_found() -> None:
+    """Control of the test above."""
+    world = broken(LosesCount)
+    assert any(run_seed(seed, world, **OVER).failed for seed in range(40))

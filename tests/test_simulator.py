@@ -1,0 +1,196 @@
+"""The protocol holds: thousands of seeded schedules, and every kill at every message."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from planaria.simulator import Failure, Faults, ToyJob, World, reference
+from planaria.simulator.campaigns import (
+    EXHAUSTIVE,
+    SHAPES,
+    KillsAt,
+    run_boundaries,
+    run_seed,
+    run_seeds,
+    schedule,
+)
+from planaria.simulator.checks import REDUNDANT_S
+from planaria.simulator.faults import KINDS
+from planaria.wire.messages import Install, Member, Message, Prepare
+
+SEEDS = range(2000)
+WORKERS = min(os.cpu_count() or 1, 8)
+
+
+# ---------------------------------------------------------------- what must hold
+
+
+def test_two_thousand_schedules_lose_nothing() -> None:
+    """A failure prints its seed: python -m planaria.simulator --seed N --trace."""
+    outcomes = list(run_seeds(SEEDS, WORKERS))
+    assert [outcome.failed for outcome in outcomes if outcome.failed] == []
+    assert [outcome.seed for outcome in outcomes] == list(SEEDS)
+    assert max(outcome.redundant_after_s for outcome in outcomes) < REDUNDANT_S
+
+
+def test_killing_any_two_servers_at_any_message_changes_no_bit() -> None:
+    """A failure prints what replays it: python -m planaria.simulator --kill P,Q --at N."""
+    schedules, failures = 0, []
+    for count, failed in run_boundaries(workers=WORKERS):
+        schedules += count
+        failures += failed
+    assert failures == []
+    deliveries = KillsAt(EXHAUSTIVE, 0, ()).run().delivered
+    assert schedules == deliveries * (6 + 15)  # six servers alone and fifteen pairs
+
+
+@pytest.mark.parametrize(
+    "campaign",
+    [
+        {"count": 10, "spares": 0},
+        {"drop": 0.2, "duplicate": 0.2},
+        {"pause_s": 8.0},
+        {"kinds": ("kill coordinator", "pause coordinator", "kill coordinator saving"), "count": 8},
+        {"kinds": ("kill trainer", "suspect trainer"), "count": 8, "trainers": 3},
+        {"kinds": ("kill rebuilding", "kill server", "kill spare", "kill newborn"), "count": 10},
+        {"steps": 1, "count": 6},
+    ],
+    ids=lambda campaign: " ".join(campaign),
+)
+def test_harder_campaigns_hold_too(campaign: dict[str, object]) -> None:
+    outcomes = run_seeds(range(5000, 5040), **campaign)
+    assert [outcome.failed for outcome in outcomes if outcome.failed] == []
+
+
+class KillsAtTheEnd(World):
+    """Kills a server when the first trainer says that it is done."""
+
+    def on_delivery(self, sender: Member, to: Member, message: Message) -> None:
+        if type(message).__name__ == "Done" and not self.dead:
+            self.kill(self.disk.install.servers[self.seed % self.job.servers])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_server_that_dies_when_trainers_are_done_is_rebuilt(seed: int) -> None:
+    world = KillsAtTheEnd(ToyJob(), seed, Faults(count=0)).run()
+    assert len(world.dead) == 1
+    assert len(world.oracle.installs) == 2
+
+
+# ---------------------------------------------------------------- the simulator itself
+
+
+def test_one_seed_is_one_schedule() -> None:
+    first, again = run_seed(17), run_seed(17)
+    assert first == again
+    assert run_seed(18) != first
+    assert next(iter(run_seeds([17]))) == first
+
+
+def test_a_fork_and_its_replay_are_the_same_schedule() -> None:
+    small = ToyJob(servers=3, k=1, r=1, trainers=1, steps=1, rows=4)
+    counts = list(run_boundaries(small, parts=3))
+    assert [failed for _, failed in counts] == [[], [], []]
+    assert sum(count for count, _ in counts) == 3 * KillsAt(small, 0, ()).run().delivered
+    world = KillsAt(small, 20, (1,)).run()
+    assert world.story == KillsAt(small, 20, (1,)).run().story != []
+
+
+def test_seeds_reach_every_shape_and_every_kind_of_fault() -> None:
+    drawn = [schedule(seed) for seed in SEEDS]
+    shapes = Counter((s.job.servers, s.job.k, s.job.r, s.job.trainers) for s in drawn)
+    assert set(shapes) == set(SHAPES)
+    assert {s.job.keep_steps for s in drawn} == {1, 2}
+    assert {s.spares for s in drawn} == {0, 1, 2}
+    assert len({s.job.optimizer.name for s in drawn}) == 3
+    story = "; ".join("; ".join(schedule(seed).world().run().story) for seed in range(150))
+    for kind in KINDS:
+        if kind.startswith(("pause", "cut off", "suspect", "stall", "partition")):
+            assert kind.split(" coordinator")[0] in story
+    for what in ("kill server", "kill trainer", "kill coordinator", "wakes", "dies at birth"):
+        assert what in story
+    assert "another coordinator has taken over" in story
+
+
+class Watching(World):
+    """Counts view changes, and what was committed when each began."""
+
+    def on_delivery(self, sender: Member, to: Member, message: Message) -> None:
+        self.seen = getattr(self, "seen", Counter())
+        self.seen[type(message)] += 1
+
+
+def test_without_faults_nothing_is_prepared_and_the_result_is_the_reference() -> None:
+    world = Watching(ToyJob(), 3, Faults(count=0))
+    world.run()
+    assert world.seen[Prepare] == 0
+    assert world.seen[Install] >= 4 + 2
+    assert world.story == []
+
+
+def test_the_reference_depends_on_every_choice() -> None:
+    digests = {
+        reference(job).digest
+        for job in (ToyJob(), ToyJob(seed=2), ToyJob(steps=6), ToyJob(trainers=3), ToyJob(ids=5))
+    }
+    assert len(digests) == 5
+    assert reference(ToyJob(servers=5, r=2)).digest == reference(ToyJob()).digest
+
+
+def test_a_wrong_bit_anywhere_is_found() -> None:
+    class Flips(World):
+        def on_delivery(self, sender: Member, to: Member, message: Message) -> None:
+            if self.delivered == 150:
+                store = self.processes["server-2"].machine.store
+                store.arenas[0].records[-1, 0] ^= 1
+
+    with pytest.raises(Failure, match=r"seed 5: .*inconsistent"):
+        Flips(ToyJob(), 5, Faults(count=0)).run()
+
+
+def simulator(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "planaria.simulator", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_command_runs_seeds_and_says_how_it_went() -> None:
+    done = simulator("--seeds", "0-24", "--drop", "0.05", "--servers", "4", "--k", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"25 schedules, \d+ deliveries, .*: 0 failed", done.stdout)
+
+
+def test_the_command_replays_one_schedule_message_by_message() -> None:
+    done = simulator("--kill", "0,3", "--at", "217", "--trace")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "*** kill server-1" in done.stdout
+    assert "Prepare (1, 2)" in done.stdout
+    assert done.stdout.endswith("all promises were kept\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--seeds", "9-2"], "--seeds"),
+        (["--kill", "9", "--at", "3"], "--kill"),
+        (["--kill", "1"], "belong together"),
+        (["--trace"], "give --seed"),
+        (["--workers", "0"], "--workers must be 1 or more"),
+        (["--servers", "2", "--parity", "2", "--seed", "1"], "servers"),
+    ],
+)
+def test_bad_arguments_get_a_sentence_and_exit_code_2(arguments: list[str], says: str) -> None:
+    done = simulator(*arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
