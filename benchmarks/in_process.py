@@ -15,7 +15,7 @@ from planaria.config import Config
 from planaria.data import Synthetic, sample_range
 
 
-class PlainDLRM(nn.Module):
+class PlainDLRM(nn.Module):  # type: ignore[misc]
     def __init__(self, config: Config) -> None:
         super().__init__()
         rows, dim = config.model.table_rows, config.model.dim

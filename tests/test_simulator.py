@@ -76,11 +76,11 @@ class KillsAtTheEnd(World):
             self.kill(self.disk.install.servers[self.seed % self.job.servers])
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_server_that_dies_when_trainers_are_done_is_rebuilt(seed: int) -> None:
-    world = KillsAtTheEnd(ToyJob(), seed, Faults(count=0)).run()
-    assert len(world.dead) == 1
-    assert len(world.oracle.installs) == 2
+def test_a_server_that_dies_when_trainers_are_done_is_rebuilt_before_the_end() -> None:
+    """Unless nobody notices in time; then the others still have all of it (see `at_end`)."""
+    worlds = [KillsAtTheEnd(ToyJob(), seed, Faults(count=0)).run() for seed in range(10)]
+    assert all(len(world.dead) == 1 for world in worlds)
+    assert {len(world.oracle.installs) for world in worlds} == {1, 2}
 
 
 # ---------------------------------------------------------------- the simulator itself
@@ -109,12 +109,12 @@ def test_seeds_reach_every_shape_and_every_kind_of_fault() -> None:
     assert {s.job.keep_steps for s in drawn} == {1, 2}
     assert {s.spares for s in drawn} == {0, 1, 2}
     assert len({s.job.optimizer.name for s in drawn}) == 3
-    story = "; ".join("; ".join(schedule(seed).world().run().story) for seed in range(150))
-    for kind in KINDS:
-        if kind.startswith(("pause", "cut off", "suspect", "stall", "partition")):
-            assert kind.split(" coordinator")[0] in story
-    for what in ("kill server", "kill trainer", "kill coordinator", "wakes", "dies at birth"):
-        assert what in story
+    worlds = [schedule(seed).world().run() for seed in range(150)]
+    story = "; ".join("; ".join(world.story) for world in worlds)
+    told = {"kill rebuilding": "kill server", "kill spare": "kill server", "kill newborn": "birth"}
+    told["kill coordinator saving"] = "kill coordinator"
+    missing = {kind for kind in KINDS if told.get(kind, kind) not in story}
+    assert missing == set()
     assert "another coordinator has taken over" in story
 
 

@@ -16,6 +16,7 @@ from planaria.simulator.campaigns import (
     schedule,
 )
 from planaria.simulator.checks import Failure
+from planaria.simulator.toy import ToyJob
 from planaria.simulator.world import START_S, World
 from planaria.wire.messages import Member, Message
 
@@ -67,15 +68,15 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--at", type=int, metavar="N", help="with --kill: before the N-th delivery")
     parser.add_argument("--trace", action="store_true", help="print every message of one schedule")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes to use")
-    job = parser.add_argument_group("the job; what is not set is drawn from the seed")
-    job.add_argument("--servers", type=int, metavar="N")
+    job = parser.add_argument_group("the job, drawn from the seed unless set")
+    job.add_argument("--servers", type=int, metavar="N", help="4 if only --k or --parity is set")
     job.add_argument("--k", type=int, metavar="N", help="data records per stripe")
     job.add_argument("--parity", type=int, metavar="R", dest="r", help="parity records per stripe")
     job.add_argument("--trainers", type=int, metavar="N")
     job.add_argument("--steps", type=int, metavar="N")
     job.add_argument("--keep-steps", type=int, metavar="N", help="steps of history")
     job.add_argument("--spares", type=int, metavar="N", help="warm spare servers")
-    faults = parser.add_argument_group("the faults; likewise")
+    faults = parser.add_argument_group("the faults, likewise")
     faults.add_argument("--faults", type=int, metavar="N", dest="count", help="how many")
     faults.add_argument("--drop", type=float, metavar="P", help="probability that one is lost")
     faults.add_argument("--duplicate", type=float, metavar="P", help="and that it comes twice")
@@ -170,6 +171,11 @@ def main() -> int:
     given = parser.parse_args()
     overrides = {name: getattr(given, name) for name in OVERRIDES}
     overrides = {name: value for name, value in overrides.items() if value is not None}
+    if {"servers", "k", "r"} & set(overrides):
+        shape = {"servers": ToyJob.servers, "k": ToyJob.k, "r": ToyJob.r}
+        overrides = {**shape, **overrides}
+        if overrides["servers"] < overrides["k"] + overrides["r"]:
+            parser.error("a stripe needs k + parity servers: start more, or set --k and --parity")
     if given.workers < 1:
         parser.error("--workers must be 1 or more")
     if (given.kill is None) != (given.at is None):

@@ -339,9 +339,15 @@ class World:
         self._coordinator_comes_back()
 
     def replace_coordinator(self, seconds: float) -> None:
-        """It is paused and taken for dead; when it wakes up there is another one."""
-        self.note(f"pause {self.coordinator}")
-        self.pause(self.coordinator, seconds)
+        """It is paused and taken for dead; when it wakes up there is another one.
+
+        It slept, so it takes somebody else for dead then, and must find out that it is fenced.
+        """
+        old, silent = self.coordinator, self.random.choice(self.disk.install.servers)
+        self.note(f"pause {old}")
+        self.pause(old, seconds)
+        suspect = Suspect(view=NO_VIEW, member=silent)
+        self.after(seconds + TICK_S, self._deliver, SUPERVISOR, old, suspect)
         self._coordinator_comes_back()
 
     def _coordinator_comes_back(self) -> None:
