@@ -45,7 +45,7 @@ sanitize: $(INSTALLED)
 # Native code is built by the install, so a change to it installs again; Python code is used in
 # place.
 $(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
 	touch $@
 

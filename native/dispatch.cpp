@@ -1,4 +1,4 @@
-// Which SIMD level runs: the best that the CPU has, or the one that PLANARIA_SIMD names.
+// Which SIMD level runs: the best that the CPU has, unless Python selects another.
 #include <cstring>
 #include <initializer_list>
 
@@ -11,8 +11,7 @@ bool cpu_has(const char* name) {
     if (!std::strcmp(name, "portable")) return true;
 #ifdef PLANARIA_X86
     __builtin_cpu_init();
-    if (!std::strcmp(name, "avx2"))
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (!std::strcmp(name, "avx2")) return __builtin_cpu_supports("avx2");
     if (!std::strcmp(name, "gfni"))
         return __builtin_cpu_supports("gfni") && __builtin_cpu_supports("avx512f") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&

@@ -97,7 +97,7 @@ extern const KernelTable avx2_kernels;
 extern const KernelTable gfni_kernels;
 #endif
 
-// The table in use: the best that this CPU runs, or what PLANARIA_SIMD names.
+// The table in use: the best that this CPU runs, or the one last selected.
 const KernelTable& kernels();
 // Returns false when this CPU (or this build) lacks the level.
 bool select_level(const char* name);

@@ -130,11 +130,11 @@ def misshapen(token: bytes) -> list[list[bytes]]:
     """Headers with the right token whose arrays are not what their frames are."""
     heads: list[Any] = [
         [1, [2**39]], [1, [2**62, 4]], [1, [2**63]], [1, [-1]], [1, [0, 2**39]], [1, [1, 1, 1]],
-        [1, []], [1, [1.0]], [1, ["1"]], [2, [1]], [0, [1]], [-1, [1]], [2**64 - 1, [1]], [1], [],
+        [1, []], [1, [1.0]], [1, ["1"]], [2, [1]], [0, [1]], [-1, [1]], [2**64 - 1, [1]], [1],
         [1, [2]], "1", None, {"frame": 1}, [[1, [1]], [1]], b"\x01", 1.5,
     ]  # fmt: skip
     headers = [
-        msgspec.msgpack.encode([token, "server-1", "", ["Lookup", FIRST, 0, 6, nested]])
+        msgspec.msgpack.encode([token, "server-1", "", ["Lookup", 0, 6, nested, FIRST]])
         for head in heads
         for nested in ([head], [[head]], head)
     ]

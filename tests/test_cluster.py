@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
 from cluster_jobs import BeatenRun, Blow, blows, digest_after, leaving_nothing, tiny, undisturbed
+
 from planaria.cluster.run import JobRun
 from planaria.optimizers import NAMES
 

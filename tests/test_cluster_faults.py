@@ -17,7 +17,6 @@ from typing import Any, cast
 
 import pytest
 import zmq
-
 from cluster_garbage import FIRST, impossible, knock, rows, strange_messages
 from cluster_jobs import (
     GONE_S,
@@ -30,6 +29,7 @@ from cluster_jobs import (
     undisturbed,
     wait_until,
 )
+
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import EXIT_FENCED, EXIT_ORPHAN
 from planaria.cluster.run import JobRun, Progress
@@ -130,7 +130,7 @@ def test_an_exception_in_a_process_ends_the_job_with_its_log_and_is_not_tried_ag
         tiny("servers=2", "parity=1", "model.tables=26", "data.source=criteo", f"data.path={file}")
     )
     with pytest.raises(
-        ClusterError, match="trainer-0 failed: .*DataError: step 11 wants"
+        ClusterError, match=r"trainer-0 failed: .*DataError: step 11 wants"
     ) as raised:
         run.run()
     file.unlink()
@@ -269,7 +269,7 @@ class Stranger:
         self.context = zmq.Context()
         self.inbox = self.context.socket(zmq.ROUTER)
         self.inbox.bind("tcp://127.0.0.1:*")
-        self.address = str(self.inbox.last_endpoint, "ascii")
+        self.address = self.inbox.getsockopt_string(zmq.LAST_ENDPOINT)
         self.curve = curve
 
     def __enter__(self) -> Stranger:

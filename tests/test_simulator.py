@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_killing_any_two_servers_at_any_message_changes_no_bit() -> None:
     ],
     ids=lambda campaign: " ".join(campaign),
 )
-def test_harder_campaigns_hold_too(campaign: dict[str, object]) -> None:
+def test_harder_campaigns_hold_too(campaign: dict[str, Any]) -> None:
     outcomes = run_seeds(range(5000, 5040), **campaign)
     assert [outcome.failed for outcome in outcomes if outcome.failed] == []
 

@@ -414,7 +414,7 @@ def test_a_record_is_not_used_before_it_is_rebuilt() -> None:
 def test_more_losses_than_parity_are_named() -> None:
     cluster = Cluster(LAYOUT)
     with pytest.raises(CodeError, match="more than 2 were lost"):
-        find_mates(cluster.stores[0].arenas[0].layout, 0, np.arange(200), {1, 2})
+        find_mates(cluster.stores[0].arenas[0].layout, 0, np.arange(100), {1, 2})
 
 
 def test_a_parity_record_is_not_looked_up() -> None:

@@ -171,7 +171,9 @@ def _write(path: Path | None, report: dict[str, Any]) -> None:
 
 
 def _leave(code: int, sentence: str) -> NoReturn:
-    Console(stderr=True, highlight=False).print(f"error: {sentence}", style="red", soft_wrap=True)
+    Console(stderr=True, highlight=False).print(
+        f"error: {sentence}", style="red", soft_wrap=True, markup=False
+    )
     raise typer.Exit(code)
 
 

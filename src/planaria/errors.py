@@ -15,8 +15,7 @@
         ├── HistoryGone    a read reaches further back than the history does
         └── InvalidRecord  a record was needed before it was rebuilt
 
-Each message says what happened and what to do next. All but the last two mean that nothing was
-written: arguments are checked before the first byte changes.
+Each message says what happened and what to do next, and nothing was changed when one is raised.
 """
 
 

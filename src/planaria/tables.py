@@ -36,6 +36,12 @@ class Initial:
             )
         if not (np.isfinite(self.a) and np.isfinite(self.b)):
             raise ArgumentError(f"initial {self.distribution}({self.a}, {self.b}) is not finite")
+        if self.distribution == "uniform" and self.a > self.b:
+            raise ArgumentError(
+                f"initial uniform({self.a}, {self.b}): the bounds are turned around"
+            )
+        if self.distribution == "normal" and self.b < 0:
+            raise ArgumentError(f"initial normal({self.a}, {self.b}): std must be 0 or more")
 
     @classmethod
     def uniform(cls, low: float, high: float) -> Initial:
@@ -56,9 +62,9 @@ class Table:
     initial: Initial | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.rows <= MAX_ROWS:
+        if not isinstance(self.rows, int) or not 1 <= self.rows <= MAX_ROWS:
             raise ArgumentError(f"table {self.name}: rows must be 1 to 2^40, not {self.rows}")
-        if not 1 <= self.dim <= 2**16:
+        if not isinstance(self.dim, int) or not 1 <= self.dim <= 2**16:
             raise ArgumentError(f"table {self.name}: dim must be 1 to 65536, not {self.dim}")
 
     @property
@@ -99,10 +105,11 @@ def make_arenas(tables: Sequence[Table], optimizer: Optimizer) -> list[Arena]:
     """The arenas of a job, in the order in which their first tables were given."""
     if not 1 <= len(tables) <= MAX_TABLES:
         raise ArgumentError(f"a job has 1 to {MAX_TABLES} tables, not {len(tables)}")
-    names = [table.name for table in tables]
-    for name in names:
-        if names.count(name) > 1:
-            raise ArgumentError(f"two tables are called {name!r}; give each its own name")
+    names: set[str] = set()
+    for table in tables:
+        if table.name in names:
+            raise ArgumentError(f"two tables are called {table.name!r}; give each its own name")
+        names.add(table.name)
     return [_make_arena(tables, dim, optimizer) for dim in dict.fromkeys(t.dim for t in tables)]
 
 

@@ -25,9 +25,7 @@ from planaria.errors import CodeError
 from planaria.kernels import field
 from planaria.kernels.checks import array, arrays, require_apart
 from planaria.kernels.types import Bytes
-
-MAX_K = 64
-MAX_R = 4
+from planaria.layout.groups import MAX_K, MAX_R
 
 
 def _coefficients() -> NDArray[np.uint8]:
@@ -47,12 +45,12 @@ class Code:
     """An MDS code of k data and r parity shards. Shard numbers 0..k-1 are data, then parity."""
 
     def __init__(self, k: int, r: int) -> None:
-        if not isinstance(k, int) or not 1 <= k <= MAX_K:
+        if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 1 <= k <= MAX_K:
             raise CodeError(f"k must be a whole number between 1 and {MAX_K}, not {k!r}")
-        if not isinstance(r, int) or not 0 <= r <= MAX_R:
+        if isinstance(r, bool) or not isinstance(r, int | np.integer) or not 0 <= r <= MAX_R:
             raise CodeError(f"r must be a whole number between 0 and {MAX_R}, not {r!r}")
-        self.k = k
-        self.r = r
+        self.k = int(k)
+        self.r = int(r)
 
     def __repr__(self) -> str:
         return f"Code(k={self.k}, r={self.r})"
@@ -101,6 +99,7 @@ class Code:
         """
         if wanted is None:
             wanted = [number for number in range(self.k + self.r) if number not in shards]
+        _check_shards("shards", list(shards.values()))
         have = sorted(shards)
         rows = self.decoding_rows(tuple(have), tuple(wanted))
         inputs = [shards[number] for number in have[: self.k]]
@@ -132,6 +131,8 @@ class Code:
 
 
 def _check_shards(what: str, shards: Sequence[Bytes]) -> None:
+    if not shards:
+        return
     array(f"{what}[0]", shards[0], np.uint8, 1)
     arrays(what, shards, np.uint8, 1, shape=shards[0].shape)
 

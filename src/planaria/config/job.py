@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from planaria.codes.code import MAX_K, MAX_R
+from planaria.codes import MAX_K, MAX_R
 from planaria.config.kinds import (
     FRACTION,
     NOT_NEGATIVE,

@@ -111,6 +111,7 @@ def gather(records: Records, index: Index, out: Records | None = None) -> Record
         len(out) == len(index) and out.shape[1] <= records.shape[1],
         f"out {out.shape} does not fit {len(index)} records of {records.shape[1]} words",
     )
+    require_apart([out], [records])
     _backend.gather(records, index, out)
     return out
 
@@ -120,6 +121,7 @@ def scatter(records: Records, index: Index, values: Records) -> None:
     array("records", records, np.uint32, 2, writable=True)
     array("index", index, np.int64, 1)
     array("values", values, np.uint32, 2, shape=(len(index), records.shape[1]))
+    require_apart([records], [values])
     _backend.scatter(records, index, values)
 
 
@@ -130,6 +132,7 @@ def mul_add(records: Records, index: Index, coef: Bytes | None, delta: Records) 
     if coef is not None:
         array("coef", coef, np.uint8, 1, shape=(len(index),))
     array("delta", delta, np.uint32, 2, shape=(len(index), records.shape[1]))
+    require_apart([records], [delta])
     _backend.mul_add(records, index, coef, delta)
 
 
@@ -149,6 +152,7 @@ def undo(values: Records, query: Index, index: Index, coef: Bytes | None, delta:
     if coef is not None:
         array("coef", coef, np.uint8, 1, shape=(len(index),))
     array("delta", delta, np.uint32, 2, shape=(len(index), values.shape[1]))
+    require_apart([values], [delta])
     _backend.undo(values, query, index, coef, delta)
 
 
@@ -192,6 +196,7 @@ def apply(
         f"with {dim} weights",
     )
     require(0 <= limit <= len(records), f"limit {limit} is above the {len(records)} records")
+    contributions = list(contributions)
     total = 0
     for rank, (index, grads) in enumerate(contributions):
         array(f"index of rank {rank}", index, np.int64, 1)
@@ -206,6 +211,7 @@ def apply(
         and out.delta.shape[1] == records.shape[1],
         f"out has no room for {total} records of {records.shape[1]} words",
     )  # fmt: skip
+    require_apart([records, out.delta], [grads for _, grads in contributions])
     indices = [index for index, _ in contributions]
     distinct = _backend.apply(
         rule, records, limit, dim, indices, [grads for _, grads in contributions], *out
@@ -335,6 +341,9 @@ def _check_bags(index: Index, offsets: Index, weights: Floats | None, pooling: P
     require(len(offsets) > 0, "offsets needs one entry more than there are bags")
     if weights is not None:
         array("weights", weights, np.float32, 1, shape=(len(index),))
+    require(
+        pooling in tuple(Pooling), f"there is no pooling {pooling!r}; use Pooling.SUM or others"
+    )
     require(
         (pooling == Pooling.WEIGHTED) == (weights is not None),
         "weights go with weighted pooling, and only with it",

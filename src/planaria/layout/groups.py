@@ -32,6 +32,10 @@ LEAST_GROUPS_PER_SERVER = 64
 # also how far the busiest survivor of a rebuild is from the average one.
 EVEN_ENOUGH = (6, 5)
 
+# How far the erasure codes reach (planaria.codes).
+MAX_K = 64
+MAX_R = 4
+
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -70,6 +74,8 @@ def check_sizes(servers: int, k: int, r: int) -> None:
     """Raise LayoutError unless k + r different servers can be found among `servers`."""
     if k < 1 or r < 0:
         raise LayoutError(f"k is {k} and r is {r}; k must be 1 or more and r 0 or more.")
+    if k > MAX_K or r > MAX_R:
+        raise LayoutError(f"k is {k} and r is {r}; the codes reach to {MAX_K} and {MAX_R}.")
     if servers < k + r:
         raise LayoutError(
             f"{servers} servers are too few for groups of {k} data + {r} parity = {k + r}; "

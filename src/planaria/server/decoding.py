@@ -35,6 +35,7 @@ def find_mates(
     groups, k, r = layout.layout.groups, layout.layout.k, layout.layout.r
     code = Code(k, r)
     own = layout.layout.regions(place)
+    layout.stripe_at(place, index)  # refuses what this server does not hold
     region, slot = np.divmod(index, layout.slots)
     needed = np.unique(region)
     have = np.zeros((len(own.group), k), np.int64)  # positions of the mates, by region
@@ -57,6 +58,9 @@ def find_mates(
 
 def decode(mates: Mates, shards: Sequence[Records]) -> Records:
     """The records whose i-th mates are shards[i], each uint32[n, words]."""
+    k = mates.coef.shape[1]
+    if len(shards) != k:
+        raise CodeError(f"{len(shards)} shards, but each record is decoded from {k}")
     out = np.zeros_like(shards[0])
     every = np.arange(len(out))
     for i, shard in enumerate(shards):

@@ -116,11 +116,20 @@ class Store:
         """
         if keep_steps < 1:
             raise StoreError(f"keep_steps must be at least 1, not {keep_steps}")
+        if blank_at is not None and blank_at < 0:
+            raise StoreError(f"a replacement cannot start at step {blank_at}")
+        for arena in arenas:
+            if arena.words != optimizer.record_words(arena.dim):
+                raise StoreError(
+                    f"records of {arena.words} words with {arena.dim} weights were not made for "
+                    f"{optimizer.name}; give make_arenas and the store the same optimizer"
+                )
         self.layout = layout
         self.place = place
         self.optimizer = optimizer
         self.seed = seed
         step = 0 if blank_at is None else blank_at
+        self.first_step = step  # nothing before it was ever here
         self.arenas = [
             ArenaStore(arena, layout.arena(arena.rows), place, valid=blank_at is None)
             for arena in arenas
@@ -245,8 +254,9 @@ class Store:
                 applied = kernels.apply(
                     rule, store.records, store.data_records, store.arena.dim, ranks
                 )
+                applied.delta.flags.writeable = False  # it is history from here on
                 changes.append(Change(applied.indices, None, applied.delta))
-        except Exception:
+        except BaseException:
             self._undo(changes)
             raise
         self.own.push(step, changes)
@@ -290,7 +300,7 @@ class Store:
                 coef = self._coef_of(store, source, index)
                 kernels.mul_add(store.records, index, coef, delta)
                 changes.append(Change(index, coef, delta))
-        except Exception:
+        except BaseException:
             self._undo(changes)
             raise
         history.push(step, changes)
@@ -311,12 +321,16 @@ class Store:
         """
         store = self.arenas[arena]
         array("values", values, np.uint32, 2, shape=(len(index), store.arena.words))
-        if len(store.missing(index)) < len(index):
-            wanted = np.isin(index, store.missing(index))
+        missing = store.missing(index)
+        if len(missing) < len(index):
+            wanted = np.isin(index, missing)
             index, values = index[wanted], values[wanted]
         parity = index >= store.data_records
-        if not parity.all() and as_of > self.step:
-            raise StepError(f"data as of step {as_of} cannot enter a store at step {self.step}")
+        if not parity.all() and not self.first_step <= as_of <= self.step:
+            raise StepError(
+                f"data as of step {as_of} cannot enter a store that started at step "
+                f"{self.first_step} and is at step {self.step}"
+            )
         if parity.any():
             values = values.copy()
             values[parity] = self._forward(arena, index[parity], values[parity], as_of)
