@@ -130,6 +130,10 @@ KERNELS = {
         lambda: {"records": words(4, 3), "keys": np.arange(4, dtype=np.uint64)},
         may_be_wider=("records",),
     ),
+    "check_distinct": Kernel(
+        lambda index: kernels.check_distinct(index, 8),
+        lambda: {"index": ints(3, 0)}, may_be_longer=("index",),
+    ),
     "missing": Kernel(
         kernels.missing,
         lambda: {"bitmap": raw(3), "index": ints(23, 0, 5)},
@@ -283,13 +287,15 @@ BELOW = {  # an index of so many numbers, all below the limit
     ("mul_add", "index"): (2, 8),
     ("apply", "index_0"): (2, 6),
     ("apply", "index_1"): (2, 6),
+    ("check_distinct", "index"): (2, 8),
     ("missing", "index"): (2, 24),
     ("mark", "index"): (2, 24),
     ("partition", "rows"): (2, 20),
     ("pool", "index"): (3, 5),
     ("weight_backward", "index"): (3, 5),
 }
-DISTINCT = (("scatter", "index"), ("mul_add", "index"), ("apply", "index_0"), ("apply", "index_1"))
+DISTINCT = [(name, "index") for name in ("scatter", "mul_add", "check_distinct")]
+DISTINCT += [("apply", "index_0"), ("apply", "index_1")]
 
 
 def wrong_values() -> Iterator[tuple[str, str, AnyArray, type[Exception], str]]:

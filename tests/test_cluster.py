@@ -93,15 +93,13 @@ def test_a_server_lost_without_a_spare_is_replaced_by_a_new_process() -> None:
 # ---------------------------------------------------------------------------- everybody else
 
 
-def test_killing_trainers_and_shadows_changes_no_bit() -> None:
+def test_killing_each_trainer_in_turn_changes_no_bit() -> None:
     config = tiny("servers=3", "parity=1", "trainers=2")
     victims = [("trainer:0",), ("trainer:1",)]
     assert digest_after(config, blows(5, victims)) == undisturbed("trainers=2")
-    with_shadow = tiny("servers=3", "parity=1")
-    assert digest_after(with_shadow, blows(6, victims)) == undisturbed()
 
 
-def test_killing_a_trainer_and_a_server_together_changes_no_bit() -> None:
+def test_killing_a_trainer_or_its_shadow_together_with_a_server_changes_no_bit() -> None:
     config = tiny("servers=4", "parity=1")
     victims = [("trainer:0", "server:2"), ("server:3", "trainer:1")]
     assert digest_after(config, blows(7, victims)) == undisturbed()
@@ -113,7 +111,7 @@ def test_killing_the_coordinator_changes_no_bit_not_even_with_a_server() -> None
     assert digest_after(config, blows(8, victims)) == undisturbed()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_blows_at_random_instants_change_no_bit(seed: int) -> None:
     config = tiny("servers=5", "parity=2", "spares=2")
     victims = [

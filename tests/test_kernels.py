@@ -135,6 +135,7 @@ def record_cases(rng: np.random.Generator, dim: int) -> dict[str, Case]:
             (kernels.apply, rule, trained, 6000, dim, some) for some in (ranks, ranks[1:2], [])
         ],
         "digest": [(kernels.digest, records, keys)],
+        "check_distinct": [(kernels.check_distinct, index, len(records))],
         "missing": [(kernels.missing, bitmap, near)],
         "mark": [(kernels.mark, bitmap, near)],
     }

@@ -346,9 +346,13 @@ class World:
         old, silent = self.coordinator, self.random.choice(self.disk.install.servers)
         self.note(f"pause {old}")
         self.pause(old, seconds)
-        suspect = Suspect(view=NO_VIEW, member=silent)
-        self.after(seconds + TICK_S, self._deliver, SUPERVISOR, old, suspect)
+        self.after(seconds + TICK_S, self._wake_fenced, old, silent)
         self._coordinator_comes_back()
+
+    def _wake_fenced(self, old: Member, silent: Member) -> None:
+        process = self.processes.get(old)
+        if process and process.machine.state.epoch < self.disk.epoch:
+            self._deliver(SUPERVISOR, old, Suspect(view=NO_VIEW, member=silent))
 
     def _coordinator_comes_back(self) -> None:
         self.coordinator_dies_saving = False
