@@ -41,6 +41,7 @@ class ServerNode(MemberNode):
             retry_s=config.cluster.retry_ms / 1000,
             rebuild_chunk=config.rebuild.chunk,
             rebuild_jobs=config.rebuild.jobs,
+            rebuild_bytes_per_s=config.rebuild.bytes_per_s,
             scrub_every=config.scrub.every_steps,
         )
         self.server = ServerMachine(member, job, fresh_place=place)

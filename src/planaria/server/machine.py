@@ -16,7 +16,7 @@ from planaria.kernels.types import Floats, Index
 from planaria.server.job import ServerJob
 from planaria.server.rebuilding import Rebuilder, ScrubRound
 from planaria.server.store import ParityDelta, Store
-from planaria.wire.machine import COORDINATOR, Machine
+from planaria.wire.machine import COORDINATOR, Machine, Outbox
 from planaria.wire.messages import (
     Ack,
     Answer,
@@ -320,6 +320,12 @@ class ServerMachine(Machine):
             self.send(self.install.servers[holder], message)
 
     # ------------------------------------------------------------------ timers
+
+    def tick(self, now: float) -> Outbox:
+        if self.install and self.rebuilder and self.job.rebuild_bytes_per_s:
+            self.rebuilder.refill(now)
+            self._progress()
+        return super().tick(now)
 
     def on_retry(self) -> None:
         if self.store is None or self.rebuilder is None:

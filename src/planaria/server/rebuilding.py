@@ -65,6 +65,20 @@ class Rebuilder:
         self._requested: list[Bytes] = []
         self._sweep_at: list[int] = []
         self._scrub: ScrubRound | None = None
+        self._budget_bytes = 0.0  # what the sweep may still ask for, where it is limited
+        self._refilled_at = 0.0
+
+    def refill(self, now: float) -> None:
+        """Time passes: the sweep may go on. At most a tenth of a second's worth is saved up."""
+        limit = self.job.rebuild_bytes_per_s
+        self._budget_bytes += limit * (now - self._refilled_at)
+        self._budget_bytes = min(self._budget_bytes, limit / 10)
+        self._refilled_at = now
+
+    def _may_sweep(self) -> bool:
+        under_way = sum(job.sweep for job in self.jobs.values())
+        limited = self.job.rebuild_bytes_per_s > 0
+        return under_way < self.job.rebuild_jobs and (not limited or self._budget_bytes > 0)
 
     def scrub(self, number: int) -> None:
         """Starts a round of verification, unless one is under way."""
@@ -115,10 +129,12 @@ class Rebuilder:
         wanted, self._wanted = self._wanted, []
         for arena, index in wanted:
             out += self._start(view, arena, index, as_of, sweep=False)
-        while sum(job.sweep for job in self.jobs.values()) < self.job.rebuild_jobs:
+        while self._may_sweep():
             piece = self._next_piece()
             if piece is None:
                 break
+            arena, index = piece
+            self._budget_bytes -= len(index) * self.store.arenas[arena].arena.words * 4
             out += self._start(view, *piece, as_of, sweep=True)
         return out
 
@@ -128,7 +144,7 @@ class Rebuilder:
         if scrub is None or scrub.held_up:
             return []
         out: Outbox = []
-        while len(self.jobs) < self.job.rebuild_jobs:
+        while self._may_sweep():
             piece = scrub.again.pop() if scrub.again else self._next_to_verify(scrub)
             if piece is None:
                 break
