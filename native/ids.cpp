@@ -1,5 +1,6 @@
 #include "ids.hpp"
 
+#include <algorithm>
 #include <string>
 
 namespace planaria {
@@ -14,8 +15,11 @@ int shift_for(size_t n) {
     return 64 - bits;
 }
 
+// Two multiplications: with one, ids in arithmetic progression can fall into few buckets.
 inline size_t bucket_of(int64_t id, int shift) {
-    return static_cast<uint64_t>(id) * 0x9e3779b97f4a7c15u >> shift;
+    uint64_t x = static_cast<uint64_t>(id) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 32) * 0x94d049bb133111ebu;
+    return x >> shift;
 }
 
 }  // namespace
@@ -45,11 +49,14 @@ void check_distinct(const int64_t* index, size_t n, size_t limit, const char* wh
         word |= bit;
     }
     for (size_t j = 0; j < i; ++j) marks[index[j] / 64] = 0;
-    if (i < n)
+    if (i < n) {
+        // Were the index written by somebody else meanwhile, stray marks would stay for ever.
+        std::fill(kept.begin(), kept.end(), 0);
         throw RowError(std::string(what) + "[" + std::to_string(i) + "] is " +
                        std::to_string(index[i]) +
                        ", which stands there already; sum what "
                        "belongs to one row before the call");
+    }
 }
 
 Dedup::Dedup(size_t capacity) : shift_(shift_for(capacity)) {

@@ -9,6 +9,10 @@
 #include <system_error>
 #include <thread>
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 namespace planaria {
 namespace {
 
@@ -65,6 +69,20 @@ class Pool {
     uint64_t round_ = 0;
 };
 
+// Denormals count, whatever the caller (torch.set_flush_denormal, say) has set for its thread:
+// bits must not depend on which thread computes.
+class DefaultFloats {
+  public:
+#if defined(__x86_64__)
+    DefaultFloats() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+    ~DefaultFloats() { _mm_setcsr(before_); }
+    DefaultFloats(const DefaultFloats&) = delete;
+
+  private:
+    unsigned before_;
+#endif
+};
+
 struct Shared {
     std::mutex in_use;
     Pool* pool = nullptr;
@@ -110,6 +128,7 @@ void parallel(size_t n, size_t grain, const std::function<void(size_t, size_t)>&
         pool = &pool_for(s, parts - 1);
         parts = std::min(parts, pool->helpers() + 1);
     }
+    const DefaultFloats floats;
     if (parts <= 1) {
         if (n) work(0, n);
         return;

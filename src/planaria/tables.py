@@ -89,7 +89,8 @@ class Arena:
         at = np.searchsorted(self.table_ids, table).clip(max=len(self.table_ids) - 1)
         ends = np.append(self.first_rows[1:], self.rows)
         arena_row: Index = self.first_rows[at] + row
-        bad = (self.table_ids[at] != table) | (row < 0) | (arena_row >= ends[at])
+        rows_there = ends[at] - self.first_rows[at]
+        bad = (self.table_ids[at] != table) | (row < 0) | (row >= rows_there)
         if bad.any():
             i = int(np.flatnonzero(bad)[0])
             raise RowError(f"table {table[i]} has no row {row[i]} in this arena")

@@ -5,7 +5,8 @@ best that the CPU has is taken, unless the environment variable PLANARIA_SIMD na
 `gfni`, `avx2`, `portable` or `numpy`.
 
 The caller owns every array. Where an `out` is taken it is overwritten, so that hot paths can reuse
-memory: touching fresh pages costs more than most kernels do.
+memory: touching fresh pages costs more than most kernels do. No array may be written by anybody
+else while a call has it, and no array that a call writes may overlap another of its arguments.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from numpy.typing import NDArray
 
 from planaria.errors import ArgumentError
 from planaria.kernels import twin
-from planaria.kernels.checks import array, arrays, require, require_apart
+from planaria.kernels.checks import array, arrays, optional, require, require_apart
 from planaria.kernels.types import (
     Bytes,
+    Distribution,
     Floats,
     Index,
     InitTables,
@@ -92,7 +94,10 @@ def threads() -> int:
 
 def allocate(rows: int, words: int, huge_pages: bool = True) -> Records:
     """Zeroed memory for records, uint32[rows, words], on huge pages where the system gives them."""
-    require(rows >= 0 and words >= 1, f"cannot allocate {rows} records of {words} words")
+    require(
+        rows >= 0 and words >= 1 and rows * words < 2**60,
+        f"cannot allocate {rows} records of {words} words",
+    )
     records: Records = _backend.allocate(rows, words, huge_pages)
     return records
 
@@ -111,7 +116,7 @@ def gather(records: Records, index: Index, out: Records | None = None) -> Record
         len(out) == len(index) and out.shape[1] <= records.shape[1],
         f"out {out.shape} does not fit {len(index)} records of {records.shape[1]} words",
     )
-    require_apart([out], [records])
+    require_apart([out], [records, index])
     _backend.gather(records, index, out)
     return out
 
@@ -121,7 +126,7 @@ def scatter(records: Records, index: Index, values: Records) -> None:
     array("records", records, np.uint32, 2, writable=True)
     array("index", index, np.int64, 1)
     array("values", values, np.uint32, 2, shape=(len(index), records.shape[1]))
-    require_apart([records], [values])
+    require_apart([records], [values, index])
     _backend.scatter(records, index, values)
 
 
@@ -132,7 +137,7 @@ def mul_add(records: Records, index: Index, coef: Bytes | None, delta: Records) 
     if coef is not None:
         array("coef", coef, np.uint8, 1, shape=(len(index),))
     array("delta", delta, np.uint32, 2, shape=(len(index), records.shape[1]))
-    require_apart([records], [delta])
+    require_apart([records], [delta, index, *optional(coef)])
     _backend.mul_add(records, index, coef, delta)
 
 
@@ -140,6 +145,7 @@ def mul_add_bytes(target: Bytes, coef: int, delta: Bytes) -> None:
     """target ^= coef * delta, bytes of any length."""
     array("target", target, np.uint8, 1, writable=True)
     array("delta", delta, np.uint8, 1, shape=target.shape)
+    require_apart([target], [delta])
     require(0 <= coef <= 255, f"coef must be a byte, 0 to 255, not {coef}")
     _backend.mul_add_bytes(target, coef, delta)
 
@@ -152,7 +158,7 @@ def undo(values: Records, query: Index, index: Index, coef: Bytes | None, delta:
     if coef is not None:
         array("coef", coef, np.uint8, 1, shape=(len(index),))
     array("delta", delta, np.uint32, 2, shape=(len(index), values.shape[1]))
-    require_apart([values], [delta])
+    require_apart([values], [delta, query, index, *optional(coef)])
     _backend.undo(values, query, index, coef, delta)
 
 
@@ -211,7 +217,8 @@ def apply(
         and out.delta.shape[1] == records.shape[1],
         f"out has no room for {total} records of {records.shape[1]} words",
     )  # fmt: skip
-    require_apart([records, out.delta], [grads for _, grads in contributions])
+    given = [part for contribution in contributions for part in contribution]
+    require_apart([records, *out], given)
     indices = [index for index, _ in contributions]
     distinct = _backend.apply(
         rule, records, limit, dim, indices, [grads for _, grads in contributions], *out
@@ -249,6 +256,11 @@ def init_records(
         len(out) == len(row) and out.shape[1] >= len(state),
         f"out {out.shape} does not fit {len(row)} rows with {len(state)} words of state",
     )
+    require_apart([out], [row, state, *tables])
+    require(
+        bool(np.isin(tables.distributions, list(Distribution)).all()),
+        "distributions must be numbers of planaria.kernels.types.Distribution",
+    )
     _backend.init_records(seed, *tables, rows, row, state, out)
 
 
@@ -279,6 +291,7 @@ def mark(bitmap: Bytes, index: Index) -> None:
     """Sets the bits of `index`."""
     array("bitmap", bitmap, np.uint8, 1, writable=True)
     array("index", index, np.int64, 1)
+    require_apart([bitmap], [index])
     _backend.mark(bitmap, index)
 
 
@@ -314,7 +327,8 @@ def partition(
     array("place", place, np.int32, 2)
     array("region", region, np.int32, 2, shape=place.shape)
     require(place.size > 0, "there are no groups")
-    require(slots >= 1, f"slots must be 1 or more, not {slots}")
+    require(1 <= slots < 2**40, f"slots must be 1 or more, not {slots}")
+    require(int(region.min()) >= 0, "regions are numbered from 0")
     require(
         int(place.min()) >= 0 and int(place.max()) < places,
         f"groups name places outside 0 to {places - 1}",
@@ -331,6 +345,7 @@ def gradient_sum(grads: Floats, inverse: Index, out: Floats) -> Floats:
     array("inverse", inverse, np.int64, 1, shape=(len(grads),))
     array("out", out, np.float32, 2)
     array("out", out, np.float32, 2, writable=True, shape=(len(out), grads.shape[1]))
+    require_apart([out], [grads, inverse])
     _backend.gradient_sum(grads, inverse, out)
     return out
 
@@ -370,6 +385,7 @@ def pool(
         out = np.empty(shape, np.float32)
     array("out", out, np.float32, 2, writable=True, shape=shape)
     require(prefetch_rows >= 0, f"prefetch_rows must be 0 or more, not {prefetch_rows}")
+    require_apart([out], [values, index, offsets, *optional(weights)])
     _backend.pool(values, index, offsets, weights, int(pooling), prefetch_rows, out)
     return out
 
@@ -388,6 +404,7 @@ def pool_backward(
     require(len(grads) == len(offsets) - 1, f"{len(grads)} gradients, {len(offsets) - 1} bags")
     array("out", out, np.float32, 2)
     array("out", out, np.float32, 2, writable=True, shape=(len(out), grads.shape[1]))
+    require_apart([out], [grads, inverse, offsets, *optional(weights)])
     _backend.pool_backward(grads, inverse, offsets, weights, int(pooling), out)
     return out
 

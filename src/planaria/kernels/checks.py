@@ -63,3 +63,8 @@ def require_apart(outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
                 raise ArgumentError(
                     f"output {j} shares memory with another argument; give it its own"
                 )
+
+
+def optional(value: Any) -> tuple[Any, ...]:
+    """The value as a sequence of one, or of none where it is None."""
+    return () if value is None else (value,)

@@ -42,7 +42,7 @@ class History:
     @property
     def bytes_used(self) -> int:
         return sum(
-            part.nbytes
+            (part.nbytes if part.base is None else part.base.nbytes)
             for changes in self._steps
             for change in changes
             for part in change

@@ -3,7 +3,8 @@
 Data records and parity records lie in one array per arena, data first (planaria.layout says where).
 A record is *valid* when it holds what it should; on a replacement server all start invalid and
 become valid as they are decoded. A step arrives as gradients for data records and as deltas for
-parity records; either is applied whole or, on any error, not at all.
+parity records; either is applied whole or, on any error, not at all. (A signal handler that raises
+in the middle of a step breaks that: throw such a store away. The server process ignores SIGINT.)
 """
 
 from __future__ import annotations
@@ -240,6 +241,7 @@ class Store:
         contributions: one entry per arena. Nothing changes if any of them is refused.
         """
         self.own.check_next(step)
+        contributions = [list(ranks) for ranks in contributions]
         if len(contributions) != len(self.arenas):
             raise StoreError(
                 f"{len(contributions)} arenas contributed; this job has {len(self.arenas)}"
