@@ -48,13 +48,12 @@ class ServerNode(MemberNode):
         self.machine = self.server
         self._was_whole = place is not None
         self._said = 0.0
-        self._errors = 0
 
     def work(self) -> None:
         server = self.server
-        for error in server.errors[self._errors :]:
+        for error in server.errors:
             self.link.say("refused", what=error)
-        self._errors = len(server.errors)
+        server.errors.clear()
         for scrub in server.scrubbed:
             self.link.say(
                 "scrubbed",

@@ -19,6 +19,7 @@ from planaria.wire.messages import Member
 QUEUE = 2000  # messages per peer
 LINGER_MS = 500  # how long the last messages may take after close
 MAX_FRAMES = 256
+MAX_FRAME_BYTES = 1 << 33
 
 
 class Keys(NamedTuple):
@@ -45,6 +46,7 @@ class Transport:
         self.refused = 0
         self.dropped = 0
         self._router = self._socket(zmq.ROUTER)
+        self._router.maxmsgsize = MAX_FRAME_BYTES
         if keys.secret is not None:
             self._router.curve_server = True
             self._router.curve_secretkey = keys.secret

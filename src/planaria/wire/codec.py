@@ -1,7 +1,7 @@
 """Messages as frames: one msgpack header, then each array as a frame of its own, without a copy.
 
 A header names the sender, its address and the job's token; a message without the right token is
-refused before anything else of it is looked at. Arrays stand in the header as [frame, shape]; their
+refused before anything is done with it. Arrays stand in the header as [frame, shape]; their
 dtype is the one that the message's type asks for, never one that the sender claims. There is no
 pickle anywhere.
 """
