@@ -80,7 +80,7 @@ def test_equal_shares_would_lose_samples() -> None:
     assert sum(100 // 3 for _ in range(3)) != 100
 
 
-@pytest.mark.parametrize("wrong", [(0, 0, 1, 1), (1, -1, 1, 1), (1, 0, 0, 1), (1, 0, 1, 0)])
+@pytest.mark.parametrize("wrong", [(0, 0, 1, 1), (1, -1, 1, 1), (1, 0, 0, 1), (1, 0, 1, -1)])
 def test_a_wrong_step_rank_or_batch_is_refused(wrong: tuple[int, int, int, int]) -> None:
     with pytest.raises(ArgumentError, match="count from 1"):
         sample_range(*wrong)

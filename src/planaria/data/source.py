@@ -48,9 +48,9 @@ def sample_range(step: int, rank: int, trainers: int, batch: int) -> tuple[int, 
     `batch` is that of all trainers together, so that what a step learns from does not depend on
     their number. Shadows, rank >= trainers, read nothing.
     """
-    if step < 1 or rank < 0 or trainers < 1 or batch < 1:
+    if step < 1 or rank < 0 or trainers < 1 or batch < 0:
         raise ArgumentError(
-            "step, trainers and batch count from 1 and rank from 0, "
+            "step and trainers count from 1, batch and rank from 0, "
             f"not step {step}, rank {rank}, trainers {trainers}, batch {batch}"
         )
     first = batch * min(rank, trainers) // trainers
