@@ -303,7 +303,7 @@ class Stranger:
 
 def listening_servers(run: BeatenRun) -> list[str]:
     spoken = {e.member: e.facts["address"] for e in run.of("listening")}
-    return [address for member, address in spoken.items() if member.startswith("server")]
+    return [spoken[member] for member in sorted(spoken) if member.startswith("server")]
 
 
 def on_hold_at(step: int, visit: Callable[[Supervisor], None]) -> Callable[..., None]:
