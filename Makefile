@@ -11,7 +11,7 @@ train: $(INSTALLED)
 	$(BIN)/planaria train --kill server:2@200
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(INSTALLED)
 	$(BIN)/clang-format --dry-run --Werror native/*

@@ -26,7 +26,8 @@ from planaria.wire.messages import NO_VIEW, Heartbeat, Hello, Member, Message, S
 EXIT_FAILED = 1  # with an exception, which is in the log
 EXIT_ORPHAN = 5
 EXIT_FENCED = 6
-POLL_MS = 20
+POLL_MS = 20  # of the coordinator, whom the supervisor tells of deaths
+IDLE_MS = 100  # of members, who are woken by messages
 HELLO_S = 0.1
 
 
@@ -120,7 +121,7 @@ class MemberNode(Node):
             if self.machine.install is None and now - last_hello > HELLO_S:
                 last_hello = now
                 self._hello()
-            self.transport.poll(POLL_MS)
+            self.transport.poll(IDLE_MS)
             for envelope in self.transport.receive():
                 self._handle(envelope.sender, envelope.address, envelope.message)
                 if self.stopped is not None:

@@ -76,7 +76,7 @@ class ServerMachine(Machine):
             keep_steps=job.keep_steps,
             blank_at=blank_at,
         )
-        self.holders = job.layout.holders(place)
+        self.holders = self.store.holders
         self.rebuilder = Rebuilder(self.store, job)
 
     # ------------------------------------------------------------------ views

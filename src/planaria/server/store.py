@@ -137,6 +137,15 @@ class Store:
         ]
         self.own = History(keep_steps, step)
         self.sources = {source: History(keep_steps, step) for source in layout.sources(place)}
+        self.holders = layout.holders(place)
+        # By data region and parity: which holder, as a number that NumPy sorts by radix (16 bits),
+        # and which region there.
+        own = layout.regions(place)
+        protecting = own.group[: own.data_regions]
+        self._holder_number = np.searchsorted(
+            self.holders, layout.groups[protecting, layout.k :]
+        ).astype(np.int16)
+        self._holder_region = layout.region_of[protecting, layout.k :].astype(np.int64)
         self._coef_by_region = {source: self._coefficients(source) for source in self.sources}
         if blank_at is None:
             for arena_store in self.arenas:
@@ -269,24 +278,19 @@ class Store:
 
         Every holder is named, also those for which nothing changed.
         """
-        holders = self.layout.holders(self.place)
-        deltas: dict[int, list[ParityDelta]] = {holder: [] for holder in holders}
-        if not holders:
+        deltas: dict[int, list[ParityDelta]] = {holder: [] for holder in self.holders}
+        if not self.holders:
             return deltas
-        own = self.layout.regions(self.place)
-        k, r = self.layout.k, self.layout.r
         for store, change in zip(self.arenas, changes, strict=True):
             region, slot = np.divmod(change.indices, store.layout.slots)
-            group = own.group[region]
-            number = np.searchsorted(holders, self.layout.groups[group, k:].ravel())
-            index = self.layout.region_of[group, k:].astype(np.int64) * store.layout.slots
-            # 16-bit keys, because NumPy sorts those by radix. One copy of each delta per holder,
-            # all made at once; the holders get slices of it.
-            order = np.argsort(number.astype(np.int16), kind="stable")
-            index = (index + slot[:, None]).ravel()[order]
-            delta = kernels.gather(change.delta, order // r)
-            ends = np.cumsum(np.bincount(number, minlength=len(holders)))
-            for holder, start, end in zip(holders, np.append(0, ends), ends, strict=False):
+            number = self._holder_number[region].ravel()
+            index = self._holder_region[region] * store.layout.slots + slot[:, None]
+            # One copy of each delta per holder, all made at once; the holders get slices of it.
+            order = np.argsort(number, kind="stable")
+            index = index.ravel()[order]
+            delta = kernels.gather(change.delta, order // self.layout.r)
+            ends = np.cumsum(np.bincount(number, minlength=len(self.holders))).tolist()
+            for holder, start, end in zip(self.holders, [0, *ends], ends, strict=False):
                 deltas[holder].append(ParityDelta(index[start:end], delta[start:end]))
         return deltas
 
