@@ -6,6 +6,7 @@ sockets, clocks, threads or random numbers; the same class runs over ZeroMQ and 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TypeAlias
 
 from planaria.wire.messages import (
@@ -26,7 +27,7 @@ COORDINATOR: Member = "coordinator"
 MAX_WAITING = 4096  # messages of a newer view kept until its install
 
 
-class Machine:
+class Machine(ABC):
     """A member of views: fenced against older ones, patient with newer ones (rules 7 and 11)."""
 
     def __init__(self, member: Member, retry_s: float) -> None:
@@ -42,23 +43,23 @@ class Machine:
 
     # What a member adds to this: ----------------------------------------------------------
 
+    @abstractmethod
     def held(self) -> Promise:
         """What this member holds, said in the view that is being prepared."""
-        raise NotImplementedError
 
-    def on_install(self, old: Install | None, new: Install) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def on_install(self, old: Install | None, new: Install) -> None: ...
 
-    def on_message(self, sender: Member, message: Message) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def on_message(self, sender: Member, message: Message) -> None: ...
 
+    @abstractmethod
     def report(self) -> None:
         """Tell the coordinator that the view is installed, and whether all records are valid."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_retry(self) -> None:
         """Send again what is unanswered (rule 15)."""
-        raise NotImplementedError
 
     # --------------------------------------------------------------------------------------
 
