@@ -11,7 +11,8 @@ train: $(INSTALLED)
 	$(BIN)/planaria train --kill server:2@200
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore-glob='*test_cluster*'
+	$(BIN)/python -m pytest tests/test_cluster.py tests/test_cluster_faults.py
 
 check: $(INSTALLED)
 	$(BIN)/clang-format --dry-run --Werror native/*

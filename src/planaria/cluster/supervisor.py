@@ -8,6 +8,7 @@ close.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import shutil
@@ -182,8 +183,7 @@ class Supervisor:
         self._selector.unregister(child.process.stdout)
         code = child.process.wait()
         child.process.stdout.close()
-        if child.process.stdin is not None:
-            child.process.stdin.close()
+        _close_input(child)
         del self.children[child.member]
         if child.member in self.spares:
             self.spares.remove(child.member)
@@ -240,11 +240,7 @@ class Supervisor:
     def close(self) -> None:
         """Ends every process, politely first, and removes the folder."""
         for child in self.children.values():
-            if child.process.stdin is not None:
-                try:
-                    child.process.stdin.close()
-                except BrokenPipeError:
-                    pass
+            _close_input(child)
         deadline = time.monotonic() + STOP_S
         for child in self.children.values():
             try:
@@ -257,3 +253,10 @@ class Supervisor:
         self.children.clear()
         self._selector.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _close_input(child: Child) -> None:
+    """Closing flushes, and what was still to be written meets nobody when the process is gone."""
+    if child.process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            child.process.stdin.close()
