@@ -33,6 +33,7 @@ from planaria.wire.messages import (
     MateRequest,
     Member,
     Promise,
+    RangeRequest,
     View,
 )
 
@@ -193,9 +194,13 @@ class AsksAnybody(ServerMachine):
 class WaitsForItsOwnRebuild(AsksAnybody):
     """Rule 14: mates answer at once; this one is silent until it has the records itself."""
 
-    def _on_mate_request(self, sender: Member, message: MateRequest) -> None:
+    def _on_mate_request(self, sender: Member, message: MateRequest | RangeRequest) -> None:
         assert self.store
-        if not len(self.store.missing(message.arena, message.indices)):
+        if isinstance(message, MateRequest):
+            index = message.indices
+        else:
+            index = np.arange(message.first, message.first + message.count)
+        if not len(self.store.missing(message.arena, index)):
             super()._on_mate_request(sender, message)
 
 

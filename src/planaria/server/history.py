@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from planaria import kernels
 from planaria.errors import HistoryGone, StepError
 from planaria.kernels.types import Bytes, Index, Records
@@ -72,6 +74,15 @@ class History:
         """XORs the deltas after `step` out of values read for `query`, in place."""
         for changes in self.after(step):
             kernels.undo(values, query, *changes[arena])
+
+    def take_back_range(self, arena: int, first: int, values: Records, step: int) -> None:
+        """The same for the records from `first` on, which `values` holds in a row."""
+        for changes in self.after(step):
+            index, coef, delta = changes[arena]
+            inside = np.flatnonzero((index >= first) & (index < first + len(values)))
+            if len(inside):
+                here = None if coef is None else coef[inside]
+                kernels.mul_add(values, index[inside] - first, here, kernels.gather(delta, inside))
 
     def retract(self, step: int) -> list[Sequence[Change]]:
         """Forgets the steps after `step` and gives back their changes, for undoing."""

@@ -30,6 +30,7 @@ from planaria.wire.messages import (
     Message,
     Promise,
     Push,
+    RangeRequest,
     Scrub,
     Scrubbed,
     Vote,
@@ -131,9 +132,9 @@ class ServerMachine(Machine):
                 case Delta():
                     self._on_delta(sender, message)
                 case Ack():
-                    if message.step in self.acks and message.place in self.holders:
-                        self.acks[message.step].add(message.place)
-                case MateRequest():
+                    self._on_ack(message)
+                    return  # it moves nothing but the vote
+                case MateRequest() | RangeRequest():
                     self._on_mate_request(sender, message)
                 case Scrub():
                     self.rebuilder.scrub(message.round)
@@ -193,14 +194,24 @@ class ServerMachine(Machine):
             return  # an earlier one was lost on the way and will be sent again
         self.send(sender, Ack(view=self.view, place=self.place, step=message.step))
 
-    def _on_mate_request(self, sender: Member, message: MateRequest) -> None:
+    def _on_ack(self, message: Ack) -> None:
+        if message.step in self.acks and message.place in self.holders:
+            self.acks[message.step].add(message.place)
+            if self.protected > self.voted:
+                self._vote()
+
+    def _on_mate_request(self, sender: Member, message: MateRequest | RangeRequest) -> None:
         """Rule 14: answer at once, whatever the answer is."""
         assert self.store
         status, records = "value", None
         try:
             if not 0 <= message.arena < len(self.store.arenas):
                 raise StepError(f"there is no arena {message.arena}")
-            records = self.store.read(message.arena, message.indices, message.as_of)
+            if isinstance(message, MateRequest):
+                records = self.store.read(message.arena, message.indices, message.as_of)
+            else:
+                last = message.first + message.count
+                records = self.store.export(message.arena, message.first, last, message.as_of)
         except InvalidRecord:
             status = "invalid"
         except HistoryGone:
@@ -242,11 +253,9 @@ class ServerMachine(Machine):
         while self._apply_next():
             pass
         # What is not due yet is looked at only where its rows may have to be decoded first.
-        due = self.store.step + 1 if self.whole else np.inf
+        due = self.store.step + 1 if was_whole else np.inf
         for key in sorted(key for key in self.lookups if key[0] <= due):
             self._answer(key)
-        if self.protected > self.voted and self.holders:
-            self._vote()  # without holders, the answers have said it
         self.outbox += self.rebuilder.take_requests(self.view, self._committed_here())
         if scrubbed := self.rebuilder.take_scrubbed():
             self.scrubbed.append(scrubbed)
@@ -260,7 +269,7 @@ class ServerMachine(Machine):
                     wrong=scrubbed.wrong,
                 ),
             )
-        if self.whole and not was_whole:
+        if not was_whole and self.whole:
             self.report()
 
     def _apply_next(self) -> bool:

@@ -3,12 +3,14 @@
 A *job* is a set of records of one arena, decoded together as of one committed step. Each record has
 k stripe-mates; the job asks each place once, for all records that it can help with. Jobs on demand
 are made of the records that a step or a lookup needs now; the background sweep makes jobs of
-whatever is left, region by region (rules 13 and 14). A scrub decodes parity records that are there
+whatever is left, region by region (rules 13 and 14). Records of one region that lie in a row have
+mates that lie in a row, so a sweep asks for ranges. A scrub decodes parity records that are there
 and compares.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +22,7 @@ from planaria.server.decoding import Mates, find_mates
 from planaria.server.job import ServerJob
 from planaria.server.store import Store
 from planaria.wire.machine import Outbox
-from planaria.wire.messages import Install, MateReply, MateRequest, View
+from planaria.wire.messages import Install, MateReply, MateRequest, Member, RangeRequest, View
 
 
 @dataclass
@@ -34,6 +36,38 @@ class DecodeJob:
     verify: bool = False  # compare with the record that is there, instead of restoring it
     asked: dict[int, tuple[Index, Index]] = field(default_factory=dict)
     """place -> (rows of this job, columns of its mates) that are still to be answered"""
+
+
+@dataclass
+class RangeJob:
+    """Records in a row, all of one region: on each place their mates are in a row, too."""
+
+    arena: int
+    first: int
+    count: int
+    as_of: int
+    mates: Mates  # of the first record, [1, k]
+    replies: dict[int, Records] = field(default_factory=dict)  # by place
+    sweep: bool = True
+    verify: bool = False
+
+    def requests(self, view: View, number: int, servers: Sequence[Member]) -> Outbox:
+        mates = zip(self.mates.places[0].tolist(), self.mates.indices[0].tolist(), strict=True)
+        return [
+            (
+                servers[place],
+                RangeRequest(
+                    view=view,
+                    request=number,
+                    arena=self.arena,
+                    as_of=self.as_of,
+                    first=first,
+                    count=self.count,
+                ),
+            )
+            for place, first in mates
+            if place not in self.replies
+        ]
 
 
 @dataclass
@@ -54,7 +88,7 @@ class Rebuilder:
     def __init__(self, store: Store, job: ServerJob) -> None:
         self.store = store
         self.job = job
-        self.jobs: dict[int, DecodeJob] = {}
+        self.jobs: dict[int, DecodeJob | RangeJob] = {}
         self.rows_rebuilt = 0
         self.bytes_rebuilt = 0
         self._next_request = 0
@@ -64,6 +98,8 @@ class Rebuilder:
         self._install: Install | None = None
         self._requested: list[Bytes] = []
         self._sweep_at: list[int] = []
+        self._ranges_again: list[tuple[int, int, int]] = []  # arena, first, stop
+        self._scratch: Records = np.zeros((0, 0), np.uint32)
         self._scrub: ScrubRound | None = None
         self._budget_bytes = 0.0  # what the sweep may still ask for, where it is limited
         self._refilled_at = 0.0
@@ -109,6 +145,7 @@ class Rebuilder:
         self._hint = 0
         self._requested = [np.zeros_like(arena.bitmap) for arena in self.store.arenas]
         self._sweep_at = [0] * len(self.store.arenas)
+        self._ranges_again.clear()
         if self._scrub:  # from the start
             number, self._scrub = self._scrub.number, None
             self.scrub(number)
@@ -133,10 +170,22 @@ class Rebuilder:
             piece = self._next_piece()
             if piece is None:
                 break
-            arena, index = piece
+            arena, index, in_a_row = piece
             self._budget_bytes -= len(index) * self.store.arenas[arena].arena.words * 4
-            out += self._start(view, *piece, as_of, sweep=True)
+            if in_a_row:
+                out += self._start_range(view, arena, index, as_of)
+            else:
+                out += self._start(view, arena, index, as_of, sweep=True)
         return out
+
+    def _start_range(self, view: View, arena: int, index: Index, as_of: int) -> Outbox:
+        assert self._install
+        layout = self.store.arenas[arena].layout
+        mates = find_mates(layout, self.store.place, index[:1], self._avoid)
+        job = RangeJob(arena, int(index[0]), len(index), as_of, mates)
+        self._next_request += 1
+        self.jobs[self._next_request] = job
+        return job.requests(view, self._next_request, self._install.servers)
 
     def _verify(self, view: View, committed: int) -> Outbox:
         """Requests for the next parity records to compare."""
@@ -160,18 +209,30 @@ class Rebuilder:
                 return arena, np.arange(start, stop)
         return None
 
-    def _next_piece(self) -> tuple[int, Index] | None:
-        """The next records that are neither valid nor asked for, in order."""
+    def _next_piece(self) -> tuple[int, Index, bool] | None:
+        """The next records that are neither valid nor asked for; and whether to take a range.
+
+        A range is taken whole where at least half of it is needed: what is valid stays as it is.
+        """
+        if self._ranges_again:
+            arena, first, stop = self._ranges_again.pop()
+            return arena, np.arange(first, stop), True
         for arena, store in enumerate(self.store.arenas):
+            slots = store.layout.slots
+            by_region = slots >= self.job.rebuild_chunk
             while self._sweep_at[arena] < len(store.records):
                 start = self._sweep_at[arena]
                 stop = min(start + self.job.rebuild_chunk, len(store.records))
+                if by_region:
+                    stop = min(stop, (start // slots + 1) * slots)
                 self._sweep_at[arena] = stop
                 index = store.missing(np.arange(start, stop))
                 index = kernels.missing(self._requested[arena], index)
                 if len(index):
                     kernels.mark(self._requested[arena], index)
-                    return arena, index
+                    if by_region and 2 * len(index) >= stop - start:
+                        return arena, np.arange(start, stop), True
+                    return arena, index, False
         return None
 
     def _start(
@@ -209,15 +270,24 @@ class Rebuilder:
         """Asks again for what was not answered, with the same number."""
         if self._scrub:
             self._scrub.held_up = False
-        return [
-            request
-            for number, job in self.jobs.items()
-            for request in self._requests(view, number, job)
-        ]
+        assert self._install
+        out: Outbox = []
+        for number, job in self.jobs.items():
+            if isinstance(job, RangeJob):
+                out += job.requests(view, number, self._install.servers)
+            else:
+                out += self._requests(view, number, job)
+        return out
 
     def on_reply(self, reply: MateReply, committed: int) -> None:
         job = self.jobs.get(reply.request)
-        if job is None or reply.place not in job.asked:
+        if job is None:
+            return
+        if isinstance(job, RangeJob):
+            expected = reply.place in job.mates.places and reply.place not in job.replies
+        else:
+            expected = reply.place in job.asked
+        if not expected:
             return
         if reply.status != "value" or reply.records is None:
             self._hint = max(self._hint, reply.committed if reply.status == "gone" else 0)
@@ -225,12 +295,35 @@ class Rebuilder:
                 self._avoid.add(reply.place)
             self._again(reply.request, committed)
             return
+        if isinstance(job, RangeJob):
+            words = self.store.arenas[job.arena].arena.words
+            if reply.records.shape == (job.count, words):
+                job.replies[reply.place] = reply.records
+            if len(job.replies) == job.mates.places.shape[1]:
+                self._finish_range(reply.request, job, committed)
+            return
         rows, columns = job.asked[reply.place]
         coef = np.ascontiguousarray(job.mates.coef[rows, columns])
         kernels.mul_add(job.out, rows, coef, reply.records)
         del job.asked[reply.place]
         if not job.asked:
             self._finish(reply.request, job, committed)
+
+    def _finish_range(self, number: int, job: RangeJob, committed: int) -> None:
+        words = self.store.arenas[job.arena].arena.words
+        if self._scratch.size < job.count * words:  # kept: fresh memory is slow to touch
+            self._scratch = np.zeros((job.count, words), np.uint32)
+        out = self._scratch.reshape(-1)[: job.count * words].reshape(job.count, words)
+        mates = [job.replies[place].reshape(-1).view(np.uint8) for place in job.mates.places[0]]
+        kernels.combine(mates, [out.reshape(-1).view(np.uint8)], job.mates.coef)
+        try:
+            restored = self.store.restore_range(job.arena, job.first, out, job.as_of)
+        except (HistoryGone, StepError):
+            self._again(number, committed)
+            return
+        del self.jobs[number]
+        self.rows_rebuilt += restored
+        self.bytes_rebuilt += restored * words * 4
 
     def _finish(self, number: int, job: DecodeJob, committed: int) -> None:
         if job.verify:
@@ -259,7 +352,9 @@ class Rebuilder:
     def _again(self, number: int, committed: int) -> None:
         """Starts the job over, as of what is committed by now."""
         job = self.jobs.pop(number)
-        if not job.verify:
+        if isinstance(job, RangeJob):
+            self._ranges_again.append((job.arena, job.first, job.first + job.count))
+        elif not job.verify:
             self._wanted.append((job.arena, job.index))
         elif self._scrub:
             self._scrub.again.append((job.arena, job.index))

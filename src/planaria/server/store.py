@@ -187,8 +187,14 @@ class Store:
         return self._take_back(arena, index, kernels.gather(store.records, index), as_of)
 
     def export(self, arena: int, start: int, stop: int, as_of: int) -> Records:
-        """Records start .. stop - 1, as of a step: what a rebuild in bulk reads."""
-        return self.read(arena, np.arange(start, stop), as_of)
+        """Records start .. stop - 1, all data or all parity, as of a step: for bulk rebuilds."""
+        store = self.arenas[arena]
+        self._check_range(store, start, stop)
+        if store.invalid:
+            store.require_valid(np.arange(start, stop))
+        values = store.records[start:stop].copy()
+        self._take_back_range(arena, start, values, as_of)
+        return values
 
     def check_data(self, arena: int, index: Index) -> None:
         """Raises unless all are data records of this server."""
@@ -332,17 +338,38 @@ class Store:
             wanted = np.isin(index, missing)
             index, values = index[wanted], values[wanted]
         parity = index >= store.data_records
-        if not parity.all() and not self.first_step <= as_of <= self.step:
-            raise StepError(
-                f"data as of step {as_of} cannot enter a store that started at step "
-                f"{self.first_step} and is at step {self.step}"
-            )
+        if not parity.all():
+            self._check_enters(as_of)
         if parity.any():
             values = values.copy()
             values[parity] = self._forward(arena, index[parity], values[parity], as_of)
         kernels.scatter(store.records, index, values)
         store.set_valid(index)
         return len(index)
+
+    def restore_range(self, arena: int, first: int, values: Records, as_of: int) -> int:
+        """The same for records in a row, all data or all parity; `values` is changed meanwhile."""
+        store = self.arenas[arena]
+        self._check_range(store, first, first + len(values))
+        array("values", values, np.uint32, 2, shape=(len(values), store.arena.words), writable=True)
+        missing = store.missing(np.arange(first, first + len(values)))
+        if first >= store.data_records:
+            self._take_back_range(arena, first, values, as_of)
+        else:
+            self._check_enters(as_of)
+        if len(missing) == len(values):
+            store.records[first : first + len(values)] = values
+        else:
+            kernels.scatter(store.records, missing, kernels.gather(values, missing - first))
+        store.set_valid(missing)
+        return len(missing)
+
+    def _check_enters(self, as_of: int) -> None:
+        if not self.first_step <= as_of <= self.step:
+            raise StepError(
+                f"data as of step {as_of} cannot enter a store that started at step "
+                f"{self.first_step} and is at step {self.step}"
+            )
 
     def _forward(self, arena: int, index: Index, values: Records, as_of: int) -> Records:
         # Taking a delta out and putting it in are one operation.
@@ -363,6 +390,21 @@ class Store:
         values[parity] = self._take_back(arena, index[parity], values[parity], as_of)
         values[~parity] = self._take_back(arena, index[~parity], values[~parity], as_of)
         return values
+
+    def _take_back_range(self, arena: int, first: int, values: Records, as_of: int) -> None:
+        if first < self.arenas[arena].data_records:
+            self.own.take_back_range(arena, first, values, as_of)
+            return
+        for history in self.sources.values():
+            history.take_back_range(arena, first, values, as_of)
+
+    def _check_range(self, store: ArenaStore, start: int, stop: int) -> None:
+        ends = (store.data_records, len(store.records))
+        if not (0 <= start <= stop <= ends[0] or ends[0] <= start <= stop <= ends[1]):
+            raise RowError(
+                f"records {start} to {stop} are not all data (below {ends[0]}) or all parity "
+                f"(below {ends[1]})"
+            )
 
     def _undo(self, changes: Sequence[Change]) -> None:
         for store, change in zip(self.arenas, changes, strict=False):

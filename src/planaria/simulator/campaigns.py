@@ -61,6 +61,7 @@ def schedule(seed: int, **overrides: Any) -> Schedule:
         trainers,
         optimizer=Optimizer(draw.choice(OPTIMIZERS), lr=0.1),
         keep_steps=draw.choice((1, 2)),
+        rebuild_chunk=1 if seed % 2 else 5,
     )
     drop = draw.choice(DROPS)
     faults = Faults(draw.randint(1, 5), drop=drop, duplicate=drop)

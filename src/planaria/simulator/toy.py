@@ -34,6 +34,7 @@ class ToyJob:
     trainers: int = 2
     steps: int = 5
     rows: int = 24
+    rebuild_chunk: int = 5  # 1: ranges, since a region has so many records
     dim: int = 2
     ids: int = 4  # per trainer and step
     seed: int = 1
@@ -66,7 +67,7 @@ class ToyJob:
             self.lr,
             keep_steps=self.keep_steps,
             retry_s=retry_s,
-            rebuild_chunk=5,
+            rebuild_chunk=self.rebuild_chunk,
             rebuild_jobs=1,
         )
 

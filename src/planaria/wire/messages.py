@@ -114,6 +114,16 @@ class MateRequest(Message):
     indices: Index
 
 
+class RangeRequest(Message):
+    """Asks a stripe-mate for records in a row, as of a committed step."""
+
+    request: int
+    arena: int
+    as_of: int
+    first: int
+    count: int
+
+
 class MateReply(Message):
     """The records, or why not: `invalid`, `gone` or `behind`; `committed` is what it knows of."""
 
@@ -218,6 +228,7 @@ AnyMessage: TypeAlias = (
     | Delta
     | Ack
     | MateRequest
+    | RangeRequest
     | MateReply
     | Scrub
     | Scrubbed
