@@ -61,7 +61,7 @@ class Display:
             self.next_tenth = progress.step * 10 // self.config.steps + 1
             self.console.print(
                 f"{time.monotonic() - self.started:7.2f} s  step {progress.step} of "
-                f"{self.config.steps}, loss {progress.loss:.4f}, {_rate(progress, self.config)}",
+                f"{self.config.steps}, {_quality(progress)}, {_rate(progress, self.config)}",
                 soft_wrap=True,
             )
 
@@ -71,7 +71,7 @@ class Display:
             self.title,
             ProgressBar(self.config.steps, progress.step, width=32),
             f"{progress.step}/{self.config.steps}",
-            f"loss {progress.loss:.4f}",
+            _quality(progress),
             _rate(progress, self.config),
         )
         servers = Text()
@@ -81,6 +81,15 @@ class Display:
             servers.append(f" server:{place} ", "bold")
             servers.append(state + " ", "green" if rows is None else "yellow")
         return Group(bar, servers, *(Text(line) for line in self.lines[-SHOWN_LINES:]))
+
+
+def _quality(progress: Progress) -> str:
+    found = [f"loss {progress.loss:.4f}"]
+    if progress.auc is not None:
+        found.append(f"AUC {progress.auc:.3f}")
+    if progress.normalized_entropy is not None:
+        found.append(f"entropy {progress.normalized_entropy:.3f}")
+    return ", ".join(found)
 
 
 def _rate(progress: Progress, config: Config) -> str:

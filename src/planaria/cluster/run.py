@@ -47,6 +47,8 @@ class Progress:
 
     step: int = 0
     loss: float = float("nan")
+    auc: float | None = None  # of the last samples, before they were learnt
+    normalized_entropy: float | None = None
     step_at: list[tuple[int, float]] = field(default_factory=list)
     servers: list[Member] = field(default_factory=list)
     trainers: list[Member] = field(default_factory=list)
@@ -160,6 +162,10 @@ class JobRun:
     def _on_step(self, supervisor: Supervisor, event: Event) -> None:
         progress = self.progress
         progress.step, progress.loss = event.facts["step"], event.facts["loss"]
+        progress.auc = event.facts.get("auc", progress.auc)
+        progress.normalized_entropy = event.facts.get(
+            "normalized_entropy", progress.normalized_entropy
+        )
         progress.step_at.append((progress.step, event.at))
         self.last_progress = event.at
         for failure in progress.failures:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ from planaria.cluster.node import IDLE_MS, MemberNode
 from planaria.config import Config
 from planaria.coordinator.machine import DONE
 from planaria.data import Batch, CriteoFile, Source, Synthetic, sample_range
+from planaria.data.metrics import Labels, auc, normalized_entropy
 from planaria.errors import DataError
 from planaria.kernels import Parts
 from planaria.kernels.types import Floats, Index, Records
@@ -24,7 +27,8 @@ from planaria.trainer.machine import TrainerJob, TrainerMachine
 from planaria.trainer.routing import Router
 from planaria.wire.messages import Member
 
-REPORT_S = 0.1
+QUALITY_S = 0.5  # between two measurements while training
+QUALITY_SAMPLES = 16_384  # the last ones, over which it is measured
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,11 @@ class TrainerNode(MemberNode):
         self.prepared: dict[int, Prepared] = {}
         self.losses: list[float] = []
         self.evaluated = False
-        self._said = 0.0
+        in_a_batch = max(config.batch // config.trainers, 1)
+        self.recent: deque[tuple[Labels, Floats]] = deque(
+            maxlen=max(QUALITY_SAMPLES // in_a_batch, 1)
+        )
+        self._measured = time.monotonic()
         self.link.say("ready", member=member)
 
     # ------------------------------------------------------------------ a step
@@ -174,7 +182,22 @@ class TrainerNode(MemberNode):
     def _report(self, step: int, loss_sum: float, batch: Batch, logits: Floats) -> None:
         self.losses.append(loss_sum / len(batch))
         if self.trainer.rank == 0:
-            self.link.say("step", step=step, loss=self.losses[-1])
+            self.recent.append((batch.labels, logits))
+            self.link.say("step", step=step, loss=self.losses[-1], **self._quality())
+
+    def _quality(self) -> dict[str, float]:
+        """Of the last samples, as they were predicted before they were learnt; now and then."""
+        now = time.monotonic()
+        if now - self._measured < QUALITY_S:
+            return {}
+        self._measured = now
+        labels, logits = map(np.concatenate, zip(*self.recent, strict=True))
+        chances = 1 / (1 + np.exp(-logits.astype(np.float64)))
+        measured = {
+            "auc": auc(labels, logits),
+            "normalized_entropy": normalized_entropy(labels, chances),
+        }
+        return {name: value for name, value in measured.items() if not np.isnan(value)}
 
     def _evaluate(self) -> None:
         found = self.trainer.final_rows()
