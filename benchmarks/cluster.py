@@ -29,7 +29,6 @@ from planaria.schedule import Event, parse_kill, resolve
 
 STANDARD = [
     "batch=2048",
-    "trainers=1",
     "model.tables=26",
     "model.bottom=[512,256,64]",
     "model.top=[512,256]",
@@ -52,13 +51,14 @@ class Row(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How large the benchmark is; `--quick` makes it small enough for a look."""
+    """How large the benchmark is."""
 
     rows: int
     dim: int
     steps: int
-    rounds: int
-    kills: int
+    rounds: int = 1
+    kills: int = 0
+    trainers: int = 1
 
 
 def job(sizes: Sizes, *sets: str) -> Config:
@@ -68,6 +68,7 @@ def job(sizes: Sizes, *sets: str) -> Config:
             *STANDARD,
             f"model.rows={sizes.rows}",
             f"model.dim={sizes.dim}",
+            f"trainers={sizes.trainers}",
             f"steps={sizes.steps}",
             *sets,
         ],
@@ -235,9 +236,12 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--trainers", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the rows here as well")
     options = parser.parse_args()
-    sizes = Sizes(options.rows, options.dim, options.steps, options.rounds, options.kills)
+    sizes = Sizes(
+        options.rows, options.dim, options.steps, options.rounds, options.kills, options.trainers
+    )
     rows: list[Row] = []
     for name, part in PARTS.items():
         if options.only in (None, name):

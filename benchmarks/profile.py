@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--steps", type=int, default=120)
     options = parser.parse_args()
-    sizes = Sizes(options.rows, options.dim, options.steps, 1, 0)
+    sizes = Sizes(options.rows, options.dim, options.steps)
     profile("none", job(sizes, "strategy=none"))
     profile("r = 1", job(sizes, "parity=1"))
     profile("r = 2", job(sizes, "parity=2", "k=4"))
