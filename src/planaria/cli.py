@@ -20,6 +20,7 @@ from planaria.cluster.scrub import scrub as scrub_job
 from planaria.config import Config
 from planaria.display import Display, show_report
 from planaria.errors import ClusterError, ConfigError, LossError, PlanariaError
+from planaria.planning.command import plan
 from planaria.schedule import Event, parse_freeze, parse_kill, resolve
 
 EXIT_FAILED = 1
@@ -135,6 +136,9 @@ def scrub(
     console.print(f"{found.records:,} parity records verified, {found.wrong:,} wrong")
     if found.wrong:
         raise typer.Exit(EXIT_FAILED)
+
+
+app.command()(plan)
 
 
 def _read(
