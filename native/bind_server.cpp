@@ -200,8 +200,8 @@ size_t apply(std::tuple<int, double, double, double, double, double> rule, Recor
     float* const summed = sums.data();  // thread_local: name it here, not inside the pool's threads
     const int64_t* const numbers = inverse.data();
     parallel(dedup.count(), rows_grain, [&](size_t begin, size_t end) {
-        kernels().sum_rows(parts.data(), part_rows.data(), parts.size(), numbers, dim, summed,
-                           begin, end);
+        kernels().sum_rows(parts.data(), part_rows.data(), parts.size(), numbers, dedup.count(),
+                           dim, summed, begin, end);
     });
     return update(summed, dedup.count());
 }

@@ -46,7 +46,7 @@ void gradient_sum(Floats grads, Index inverse, FloatsOut out) {
     check_first_seen(inverse.data(), n, m);
     const float* part = grads.data();
     parallel(m, rows_grain, [&](size_t begin, size_t end) {
-        kernels().sum_rows(&part, &n, 1, inverse.data(), dim, out.data(), begin, end);
+        kernels().sum_rows(&part, &n, 1, inverse.data(), m, dim, out.data(), begin, end);
     });
 }
 

@@ -1,6 +1,7 @@
 // GF(2^8) multiply-add on bytes, for the SIMD level that includes this file.
 //
-// One vector type per level with the same five operations; the loops below are written once.
+// One vector type per level with the same operations; the loops below are written once. `stream`
+// writes past the cache, sixteen bytes at a time because NumPy aligns memory to no more.
 #pragma once
 
 #include <cstring>
@@ -27,6 +28,13 @@ struct Vector {
     static Vector zero() { return {_mm512_setzero_si512()}; }
     static Vector load(const uint8_t* from) { return {_mm512_loadu_si512(from)}; }
     void store(uint8_t* to) const { _mm512_storeu_si512(to, bits); }
+    void stream(uint8_t* to) const {
+        auto* at = reinterpret_cast<__m128i*>(to);
+        _mm_stream_si128(at, _mm512_castsi512_si128(bits));
+        _mm_stream_si128(at + 1, _mm512_extracti32x4_epi32(bits, 1));
+        _mm_stream_si128(at + 2, _mm512_extracti32x4_epi32(bits, 2));
+        _mm_stream_si128(at + 3, _mm512_extracti32x4_epi32(bits, 3));
+    }
     Vector operator^(Vector other) const { return {_mm512_xor_si512(bits, other.bits)}; }
 };
 
@@ -49,6 +57,11 @@ struct Vector {
         return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))};
     }
     void store(uint8_t* to) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bits); }
+    void stream(uint8_t* to) const {
+        auto* at = reinterpret_cast<__m128i*>(to);
+        _mm_stream_si128(at, _mm256_castsi256_si128(bits));
+        _mm_stream_si128(at + 1, _mm256_extracti128_si256(bits, 1));
+    }
     Vector operator^(Vector other) const { return {_mm256_xor_si256(bits, other.bits)}; }
 };
 
@@ -82,6 +95,7 @@ struct Vector {
         return {bits};
     }
     void store(uint8_t* to) const { std::memcpy(to, &bits, 8); }
+    void stream(uint8_t* to) const { store(to); }
     Vector operator^(Vector other) const { return {bits ^ other.bits}; }
 };
 
@@ -100,6 +114,13 @@ struct Multiplier {
 };
 
 #endif
+
+// After streaming: other threads see what was written.
+inline void stream_fence() {
+#if defined(__AVX2__)
+    _mm_sfence();
+#endif
+}
 
 // The last bytes of a buffer, fewer than a vector: copied to a whole one and back.
 inline Vector load_tail(const uint8_t* from, size_t count) {

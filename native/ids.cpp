@@ -48,10 +48,13 @@ void check_distinct(const int64_t* index, size_t n, size_t limit, const char* wh
         if (word & bit) break;
         word |= bit;
     }
-    for (size_t j = 0; j < i; ++j) marks[index[j] / 64] = 0;
-    if (i < n) {
-        // Were the index written by somebody else meanwhile, stray marks would stay for ever.
+    // In order where that is less to write than the marks of so many ids. After an error always:
+    // were the index written by somebody else meanwhile, stray marks would stay for ever.
+    if (i < n || limit / 64 < 4 * n)
         std::fill(kept.begin(), kept.end(), 0);
+    else
+        for (size_t j = 0; j < n; ++j) marks[index[j] / 64] = 0;
+    if (i < n) {
         throw RowError(std::string(what) + "[" + std::to_string(i) + "] is " +
                        std::to_string(index[i]) +
                        ", which stands there already; sum what "

@@ -101,9 +101,11 @@ struct KernelTable {
     void (*weight_backward)(const float* grads, const float* values, size_t dim, const Bags& bags,
                             float* out, size_t begin, size_t end);
     // out[u] = sum in order of all gradients i with inverse[i] == u, for u in [begin, end); the
-    // gradients lie in n_parts arrays, one behind the other in `inverse`
+    // gradients lie in n_parts arrays, one behind the other in `inverse`, which has `distinct`
+    // numbers
     void (*sum_rows)(const float* const* parts, const size_t* part_rows, size_t n_parts,
-                     const int64_t* inverse, size_t dim, float* out, size_t begin, size_t end);
+                     const int64_t* inverse, size_t distinct, size_t dim, float* out, size_t begin,
+                     size_t end);
     // the first record in [begin, end) that cannot be quantised, or end
     size_t (*find_unquantisable)(const Packing& packing, const uint32_t* records, size_t begin,
                                  size_t end);

@@ -194,19 +194,25 @@ struct Adam {
     }
 };
 
+constexpr size_t max_streamed_words = 512;
+
 template <class Rule>
 void update_rows(const Optimizer& optimizer, uint32_t* records, size_t words, size_t dim,
                  const int64_t* index, const float* grads, uint32_t* delta, size_t begin,
                  size_t end) {
     const Scalars scalars(optimizer);
+    alignas(64) uint32_t row_delta[max_streamed_words];
+    const bool stream = words <= max_streamed_words && can_stream(delta, end - begin, words);
     with_fixed(dim, [&](auto row_dim) {
         for (size_t i = begin; i < end; ++i) {
             if (i + rows_ahead < end)
                 prefetch<1>(records + index[i + rows_ahead] * words, words * 4);
             Rule::step(scalars, records + index[i] * words, row_dim, grads + i * dim,
-                       delta + i * words);
+                       stream ? row_delta : delta + i * words);
+            if (stream) stream_words(delta + i * words, row_delta, words);
         }
     });
+    stream_fence();
 }
 
 template <template <bool> class Rule>

@@ -91,11 +91,15 @@ void weight_backward(const float* grads, const float* values, size_t dim, const 
     }
 }
 
+// Rows that are summed once are copied; where nearly all are, `out` is streamed.
 void sum_rows(const float* const* parts, const size_t* part_rows, size_t n_parts,
-              const int64_t* inverse, size_t dim, float* out, size_t begin, size_t end) {
+              const int64_t* inverse, size_t distinct, size_t dim, float* out, size_t begin,
+              size_t end) {
     with_fixed(dim, [&](auto row_dim) {
         const int64_t* number = inverse;
-        size_t next = 0;
+        size_t next = 0, n_rows = 0;
+        for (size_t p = 0; p < n_parts; ++p) n_rows += part_rows[p];
+        const bool stream = distinct * 8 > n_rows * 7 && can_stream(out, distinct, row_dim);
         for (size_t p = 0; p < n_parts; number += part_rows[p], ++p)
             for (size_t i = 0; i < part_rows[p]; ++i) {
                 const size_t u = static_cast<size_t>(number[i]);
@@ -104,12 +108,15 @@ void sum_rows(const float* const* parts, const size_t* part_rows, size_t n_parts
                 if (u < begin || u >= end) continue;
                 const float* __restrict grad = parts[p] + i * row_dim;
                 float* __restrict sum = out + u * row_dim;
-                if (is_new)
+                if (is_new && stream)
+                    stream_words(sum, grad, row_dim);
+                else if (is_new)
                     copy_words(sum, grad, row_dim);
                 else
                     for (size_t d = 0; d < row_dim; ++d) sum[d] += grad[d];
             }
     });
+    stream_fence();
 }
 
 }  // namespace

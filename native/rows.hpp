@@ -57,6 +57,21 @@ inline void copy_words(void* to, const void* from, Size words) {
     std::memcpy(target + at, source + at, bytes - at);
 }
 
+// Written past the cache: a line that is written whole need not be read first, which is a third of
+// a copy's traffic. Worth it only where so much is written that it would not stay in the cache.
+constexpr size_t stream_bytes = size_t{8} << 20;
+
+inline bool can_stream(const void* to, size_t rows, size_t words) {
+    return rows * words * 4 >= stream_bytes && words * 4 % Vector::bytes == 0 &&
+           reinterpret_cast<uintptr_t>(to) % 16 == 0;
+}
+
+template <class Size>
+inline void stream_words(void* to, const void* from, Size words) {
+    for (size_t at = 0; at < words * 4; at += Vector::bytes)
+        Vector::load(static_cast<const uint8_t*>(from) + at).stream(static_cast<uint8_t*>(to) + at);
+}
+
 void gather(const uint32_t* records, size_t words, const int64_t* index, uint32_t* out,
             size_t width, size_t begin, size_t end) {
     with_fixed(width, [&](auto row_width) {

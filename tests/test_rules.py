@@ -119,12 +119,11 @@ class SendsNoEmptyDelta(ServerMachine):
 
 
 class VotesBeforeItIsProtected(ServerMachine):
-    """Rule 4: an owner answers once every holder has acknowledged."""
+    """Rule 4: an owner votes once every holder has acknowledged."""
 
-    def _answer(self, key: tuple[int, int]) -> None:
-        acks, self.acks = self.acks, {}
-        super()._answer(key)
-        self.acks = acks
+    @property
+    def protected(self) -> int:
+        return self.step
 
 
 class ForgetsWithoutUndoing(ServerMachine):

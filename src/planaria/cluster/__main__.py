@@ -6,6 +6,7 @@ Started by the supervisor, never by hand.
 from __future__ import annotations
 
 import ctypes
+import os
 import select
 import signal
 import sys
@@ -17,6 +18,7 @@ from planaria.cluster.node import EXIT_FAILED, EXIT_FENCED, EXIT_ORPHAN
 from planaria.coordinator.machine import FENCED
 
 PR_SET_PDEATHSIG = 1
+NICE = 10
 
 
 def supervisor_is_gone() -> bool:
@@ -24,6 +26,15 @@ def supervisor_is_gone() -> bool:
     standard_input = select.poll()
     standard_input.register(0, 0)
     return bool(standard_input.poll(0))
+
+
+def give_way() -> None:
+    """Trainers on this machine come first: servers work while those wait, or on other cores."""
+    os.nice(NICE)
+    try:  # where every session has a share of its own, being nice within it changes nothing
+        Path("/proc/self/autogroup").write_text(str(NICE))
+    except OSError:
+        pass
 
 
 def main() -> int:
@@ -44,6 +55,7 @@ def main() -> int:
             CoordinatorNode(files, member).run()
             return 0
         if role == "server":
+            give_way()
             from planaria.cluster.server_node import ServerNode
 
             reason = ServerNode(files, member, place).run()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
 
 from planaria import kernels
 from planaria.cluster.files import JobFiles
-from planaria.cluster.node import MemberNode
+from planaria.cluster.node import IDLE_MS, MemberNode
 from planaria.coordinator.machine import DONE
 from planaria.server.job import ServerJob
 from planaria.server.machine import ServerMachine
@@ -16,6 +17,8 @@ from planaria.tables import make_arenas
 from planaria.wire.messages import Member
 
 REPORT_S = 0.2
+PAUSE_SHARE = 0.1
+MAX_PAUSE_S = 0.02
 
 
 def resident_bytes() -> int:
@@ -48,8 +51,31 @@ class ServerNode(MemberNode):
         self.machine = self.server
         self._was_whole = place is not None
         self._said = 0.0
+        self._applied = (0, 0.0, 0.0)  # the last step seen, when it was, when to send its deltas
 
-    def work(self) -> None:
+    def work(self) -> int:
+        self._report()
+        if not self.server.unsent:
+            return IDLE_MS
+        wait_s = self._protect_at() - time.monotonic()
+        if wait_s <= 0:
+            self.post(self.server.protect())
+            return 0
+        return math.ceil(wait_s * 1000)
+
+    def _protect_at(self) -> float:
+        """When to send deltas: a little after the answers, which all trainers wait for.
+
+        Votes are wanted only when the trainers have computed, so the servers that share a core are
+        better off if all of them answer first. The pause is a share of the time between steps.
+        """
+        now = time.monotonic()
+        if self._applied[0] != self.server.step:
+            step_s = min(now - self._applied[1], MAX_PAUSE_S / PAUSE_SHARE)
+            self._applied = (self.server.step, now, now + PAUSE_SHARE * step_s)
+        return self._applied[2]
+
+    def _report(self) -> None:
         server = self.server
         for error in server.errors:
             self.link.say("refused", what=error)

@@ -10,7 +10,7 @@ import torch
 
 from planaria import kernels
 from planaria.cluster.files import JobFiles
-from planaria.cluster.node import MemberNode
+from planaria.cluster.node import IDLE_MS, MemberNode
 from planaria.config import Config
 from planaria.coordinator.machine import DONE
 from planaria.data import Batch, CriteoFile, Source, Synthetic, sample_range
@@ -108,20 +108,20 @@ class TrainerNode(MemberNode):
 
     # ------------------------------------------------------------------ a step
 
-    def work(self) -> None:
+    def work(self) -> int:
+        """One thing at a time: what came meanwhile may be a vote that lets gradients go."""
         trainer = self.trainer
-        while True:
-            if (step := trainer.wants_ids()) is not None:
-                self.prepared[step] = self._prepare(step)
-                trainer.give_ids(step, self.prepared[step].rows)
-            elif (found := None if trainer.shadow else trainer.ready()) is not None:
-                self.post(trainer.take_outbox())
-                self._compute(found)
-            else:
-                break
-            self.post(trainer.take_outbox())
-        if trainer.done and not self.evaluated and not trainer.shadow:
-            self._evaluate()
+        if (step := trainer.wants_ids()) is not None:
+            self.prepared[step] = self._prepare(step)
+            trainer.give_ids(step, self.prepared[step].rows)
+        elif (found := None if trainer.shadow else trainer.ready()) is not None:
+            self._compute(found)
+        else:
+            if trainer.done and not self.evaluated and not trainer.shadow:
+                self._evaluate()
+            return IDLE_MS
+        self.post(trainer.take_outbox())
+        return 0
 
     def _prepare(self, step: int) -> Prepared:
         """Reads the samples of a step and sorts their rows by server."""

@@ -1,8 +1,8 @@
 """The embedding server as a state machine: rules 1 to 5 of a step, 9 to 15 of a recovery.
 
-It applies step t when it holds push(t) from all ranks, sends each parity holder one delta(t), and
-answers lookup(t + 1) as of t once every holder has acknowledged everything up to t. Records that
-are not valid yet are decoded before they are used (server/rebuilding.py).
+It applies step t when it holds push(t) from all ranks, answers lookup(t + 1) as of t, sends each
+parity holder one delta(t), and votes for t once every holder has acknowledged everything up to t.
+Records that are not valid yet are decoded before they are used (server/rebuilding.py).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from planaria.wire.messages import (
     Push,
     Scrub,
     Scrubbed,
+    Vote,
 )
 
 
@@ -50,6 +51,8 @@ class ServerMachine(Machine):
         self.pushes: dict[int, dict[int, Push]] = {}  # step -> rank
         self.lookups: dict[tuple[int, int], tuple[Member, Lookup]] = {}  # (step, rank)
         self.acks: dict[int, set[int]] = {}  # step -> places that have acknowledged it
+        self.voted = 0  # the step up to which the trainers were told that all is protected
+        self.unsent: list[int] = []  # steps whose deltas are still to be sent
         self.holders: tuple[int, ...] = ()
         self.scrubbed: list[ScrubRound] = []  # finished rounds, for the log
         self.errors: list[str] = []  # messages that were refused, for the log
@@ -99,12 +102,16 @@ class ServerMachine(Machine):
         self.pushes.clear()  # rule 11
         self.lookups.clear()
         self.acks = {}
-        for step in range(new.committed + 1, self.store.step + 1):  # rule 10
+        self.voted = new.committed
+        self.unsent = list(range(new.committed + 1, self.store.step + 1))  # rule 10
+        for step in self.unsent:
             self.acks[step] = set()
-            self._send_delta(step, self.holders)
+        if not self.holders:
+            self.unsent = []
         self.rebuilder.on_install(new)
         self.report()
         self._progress()
+        self._vote()
 
     def report(self) -> None:
         if self.store is not None:
@@ -222,14 +229,24 @@ class ServerMachine(Machine):
 
     # ------------------------------------------------------------------ progress
 
+    @property
+    def protected(self) -> int:
+        """The last step up to which every holder of this view has acknowledged everything."""
+        waiting = [step for step, places in self.acks.items() if len(places) < len(self.holders)]
+        return min(waiting) - 1 if waiting else self.step
+
     def _progress(self) -> None:
         if self.store is None or self.rebuilder is None or self.frozen():
             return
         was_whole = self.whole
         while self._apply_next():
             pass
-        for key in sorted(self.lookups):
+        # What is not due yet is looked at only where its rows may have to be decoded first.
+        due = self.store.step + 1 if self.whole else np.inf
+        for key in sorted(key for key in self.lookups if key[0] <= due):
             self._answer(key)
+        if self.protected > self.voted and self.holders:
+            self._vote()  # without holders, the answers have said it
         self.outbox += self.rebuilder.take_requests(self.view, self._committed_here())
         if scrubbed := self.rebuilder.take_scrubbed():
             self.scrubbed.append(scrubbed)
@@ -266,27 +283,46 @@ class ServerMachine(Machine):
         self.acks[step] = set()
         for old in [s for s in self.acks if s <= step - 2]:
             del self.acks[old]
-        self._send_delta(step, self.holders)
+        if self.holders:
+            self.unsent.append(step)
         if self.job.scrub_every and step % self.job.scrub_every == 0:
             self.rebuilder.scrub(step)
         return True
 
+    def protect(self) -> Outbox:
+        """The deltas of what was applied. Asked for when the answers are out: they can wait."""
+        if not self.frozen():
+            for step in self.unsent:
+                self._send_delta(step, self.holders)
+            self.unsent.clear()
+        return self.take_outbox()
+
+    def _vote(self) -> None:
+        """Rule 4: trainers push t + 1 only when all servers have voted for t."""
+        assert self.install
+        self.voted = self.protected
+        vote = Vote(view=self.view, place=self.place, protected=self.voted)
+        for trainer in self.install.trainers:
+            self.send(trainer, vote)
+
     def _answer(self, key: tuple[int, int]) -> None:
-        """Rule 4: answer as of step - 1 once that is applied and protected everywhere."""
+        """Answers as of step - 1 once that is applied."""
         assert self.store
         sender, lookup = self.lookups[key]
         as_of = lookup.step - 1
         if self._missing([lookup.indices]) or self.store.step < as_of:
             return
-        if any(
-            len(places) < len(self.holders) for step, places in self.acks.items() if step <= as_of
-        ):
-            return
         weights = [
             self.store.lookup(arena, index, as_of) for arena, index in enumerate(lookup.indices)
         ]
         del self.lookups[key]
-        answer = Answer(view=self.view, place=self.place, step=lookup.step, weights=weights)
+        answer = Answer(
+            view=self.view,
+            place=self.place,
+            step=lookup.step,
+            protected=self.protected,
+            weights=weights,
+        )
         self.send(sender, answer)
 
     def _missing(self, requests: Sequence[Sequence[Index]]) -> bool:
@@ -332,8 +368,9 @@ class ServerMachine(Machine):
             return
         for step, places in self.acks.items():
             waiting_for = [holder for holder in self.holders if holder not in places]
-            if waiting_for:
+            if waiting_for and step not in self.unsent:
                 self._send_delta(step, waiting_for)
+        self._vote()
         self.outbox += self.rebuilder.resend(self.view)
         self._progress()
 

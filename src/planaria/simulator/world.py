@@ -234,6 +234,8 @@ class World:
             outbox = self._save(member, process.machine, outbox)
         elif isinstance(process.machine, TrainerMachine):
             outbox = outbox + self._drive(member, process)
+        elif isinstance(process.machine, ServerMachine):
+            outbox = outbox + process.machine.protect()
         for to, message in outbox:
             self._send(member, to, message)
 

@@ -4,7 +4,8 @@ The driver reads samples and computes; the machine talks. In turn, for each step
 
     while (step := machine.wants_ids()) is not None: machine.give_ids(step, ...)
     rows = machine.ready()            # once all answers and the dense network of step - 1 are here
-    machine.give_gradients(...)       # pushes, and the dense gradient to all trainers
+    machine.give_gradients(...)       # pushes, and the dense gradient to all trainers, as soon as
+                                      # all servers have voted for step - 1
 
 A shadow is a trainer without samples: it keeps a replica of the dense network and does all of this
 by itself, empty-handed. Nothing of a step is forgotten before it can no longer be needed: pushes
@@ -35,6 +36,7 @@ from planaria.wire.messages import (
     Message,
     Promise,
     Push,
+    Vote,
 )
 
 
@@ -82,6 +84,8 @@ class TrainerMachine(Machine):
         self.done = False
         self.ids: dict[int, Rows] = {}
         self.answers: dict[int, dict[int, Answer]] = {}
+        self.protected = [0] * job.servers  # by place: the last step that it has voted for
+        self.pushed = 0  # the last step whose gradients were sent in this view
         self.pushes: dict[int, Gradients] = {}
         self.own_gradients: dict[int, Floats | None] = {}
         self.gradients: dict[int, dict[int, Floats | None]] = {}  # step -> rank
@@ -139,8 +143,6 @@ class TrainerMachine(Machine):
             del self.pushes[old], self.own_gradients[old], self.ids[old]
         self.answers.pop(step, None)
         self.step = step + 1
-        self._send_pushes(step, range(self.job.servers))
-        self._send_dense_gradient(step)
         self._progress()
 
     # ------------------------------------------------------------------ views
@@ -154,6 +156,8 @@ class TrainerMachine(Machine):
         self.rank = new.trainers.index(self.member)
         self.done = False
         self.answers.clear()
+        self.protected = [new.committed] * self.job.servers
+        self.pushed = new.committed
         # Every dense reduction starts over: forget the others' gradients, send one's own again.
         self.gradients = {
             step: {self.rank: gradient}
@@ -163,21 +167,15 @@ class TrainerMachine(Machine):
         if self.blank:
             self._ask_for_dense()
         else:
-            self._resend_after(new.committed)
+            self._send_what_is_due()
+            for step in sorted(self.ids):
+                self._send_lookups(step)
             self.report()
         self._progress()
 
     def report(self) -> None:
         if not self.blank:
             self.send(COORDINATOR, Installed(view=self.view, whole=True))
-
-    def _resend_after(self, committed: int) -> None:
-        for step in sorted(self.pushes):
-            if step > committed:
-                self._send_pushes(step, range(self.job.servers))
-                self._send_dense_gradient(step)
-        for step in sorted(self.ids):
-            self._send_lookups(step)
 
     def _ask_for_dense(self) -> None:
         assert self.install
@@ -191,6 +189,9 @@ class TrainerMachine(Machine):
         match message:
             case Answer() if message.step >= self.step and self._fits(message):
                 self.answers.setdefault(message.step, {})[message.place] = message
+                self._on_vote(message.place, message.protected)
+            case Vote() if 0 <= message.place < self.job.servers:
+                self._on_vote(message.place, message.protected)
             case DenseGradient() if self.blank or message.step > self.dense.step:
                 self.gradients.setdefault(message.step, {})[message.rank] = message.gradient
             case DenseRequest() if not self.blank:
@@ -198,6 +199,9 @@ class TrainerMachine(Machine):
             case DenseReply() if self.blank:
                 self._start_at(message)
         self._progress()
+
+    def _on_vote(self, place: int, protected: int) -> None:
+        self.protected[place] = max(self.protected[place], protected)
 
     def _on_dense_request(self, sender: Member) -> None:
         assert self.install
@@ -231,6 +235,7 @@ class TrainerMachine(Machine):
     def _progress(self) -> None:
         if self.blank or self.install is None or self.frozen():
             return
+        self._send_what_is_due()
         while self._reduce_next():
             pass
         if self.shadow:
@@ -244,6 +249,7 @@ class TrainerMachine(Machine):
             self.step == last
             and self.dense.step == self.job.steps
             and len(self.answers.get(last, {})) == self.job.servers
+            and min(self.protected) == self.job.steps
             and not self.done
         ):
             self.done = True
@@ -253,7 +259,7 @@ class TrainerMachine(Machine):
         """Applies the next dense step when the gradients of all ranks are here, in rank order."""
         step = self.dense.step + 1
         gradients = self.gradients.get(step, {})
-        if len(gradients) < self.job.ranks or step >= self.step:
+        if len(gradients) < self.job.ranks or step > self.pushed:
             return False
         in_rank_order = [gradients[rank] for rank in range(self.job.ranks)]
         self.dense.apply(step, in_rank_order, self.job.lr(step))
@@ -283,6 +289,15 @@ class TrainerMachine(Machine):
                 self.send(
                     server, Lookup(view=self.view, rank=self.rank, step=step, indices=indices)
                 )
+
+    def _send_what_is_due(self) -> None:
+        """Rule 4: gradients of a step leave when every server has voted for the one before."""
+        while self.pushed + 1 in self.pushes and min(self.protected) >= self.pushed:
+            if not self._live():
+                return
+            self.pushed += 1
+            self._send_pushes(self.pushed, range(self.job.servers))
+            self._send_dense_gradient(self.pushed)
 
     def _send_pushes(self, step: int, places: Sequence[int]) -> None:
         if not self._live():
@@ -318,8 +333,9 @@ class TrainerMachine(Machine):
         answered = self.answers.get(self.step, {})
         silent = [place for place in range(self.job.servers) if place not in answered]
         for step in sorted(self.pushes):
-            self._send_pushes(step, silent)
-            self._send_dense_gradient(step)
+            if step <= self.pushed:
+                self._send_pushes(step, silent)
+                self._send_dense_gradient(step)
         for step in sorted(self.ids):
             self._send_lookups(step)
         if self.done:

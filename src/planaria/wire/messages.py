@@ -45,11 +45,19 @@ class Lookup(Message):
 
 
 class Answer(Message):
-    """The rows, and the server's vote: everything up to step - 1 is applied and protected."""
+    """The rows as of step - 1. Everything up to `protected` is applied and protected: a vote."""
 
     place: int
     step: int
+    protected: int
     weights: list[Floats]  # per arena: float32[n, dim]
+
+
+class Vote(Message):
+    """Everything up to `protected` is applied here and acknowledged by all holders."""
+
+    place: int
+    protected: int
 
 
 class Push(Message):
@@ -202,6 +210,7 @@ class Spawn(Message):
 AnyMessage: TypeAlias = (
     Lookup
     | Answer
+    | Vote
     | Push
     | DenseGradient
     | DenseRequest
