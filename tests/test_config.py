@@ -112,6 +112,11 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
         },
         "history": {"steps": draw(whole)},
         "scrub": {"every_steps": draw(st.integers(0, 10**9))},
+        "checkpoint": {
+            "path": draw(st.sampled_from(["checkpoints", "/var/job 7", "s3://bucket/job"])),
+            "every_steps": draw(st.integers(0, 10**9)),
+            "keep_last": draw(whole),
+        },
         "threads": {"server": draw(whole), "trainer": draw(whole)},
     }
 

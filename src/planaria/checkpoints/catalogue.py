@@ -128,15 +128,16 @@ def latest(
     return Found(None, passed_over)
 
 
-def prune(folder: AnyFolder, keep_last: int) -> list[int]:
+def prune(folder: AnyFolder, keep_last: int, up_to: int | None = None) -> list[int]:
     """Removes all but the newest `keep_last` whole checkpoints and what those need.
 
     Unfinished and damaged ones go as well if they are older than the newest whole one; a newer one
-    may be in the making. Returns the steps that were removed.
+    may be in the making. up_to: leave later steps out of it: a job that was resumed from an earlier
+    one, because they were damaged, has not come there again. Returns the steps that were removed.
     """
     require(keep_last >= 1, f"keep_last must be 1 or more, not {keep_last}")
     root = open_folder(folder)
-    found = list_checkpoints(root)
+    found = [one for one in list_checkpoints(root) if up_to is None or one.step <= up_to]
     whole = [listed.checkpoint for listed in found if listed.checkpoint]
     if not whole:
         return []
@@ -147,6 +148,13 @@ def prune(folder: AnyFolder, keep_last: int) -> list[int]:
     for step in reversed(removed):
         _remove(root.folder(step_folder(step)), step)
     return removed
+
+
+def discard(folder: AnyFolder, step: int) -> None:
+    """Removes what there is of a checkpoint that was given up: it only takes up room."""
+    root = open_folder(folder)
+    if step in _steps(root):
+        _remove(root.folder(step_folder(step)), step)
 
 
 def _make_manifest(root: Folder, step: int, parts: Sequence[PartSummary], facts: Facts) -> Manifest:

@@ -122,6 +122,13 @@ class ScrubConfig:
 
 
 @dataclass(frozen=True)
+class CheckpointConfig:
+    path: Annotated[str | None, or_null(text("a folder or a URL", r"[^\0]+"))] = None
+    every_steps: Annotated[int, whole(0, MAX_STEPS)] = 0
+    keep_last: Annotated[int, whole(1, 10**6)] = 2
+
+
+@dataclass(frozen=True)
 class ThreadsConfig:
     server: Annotated[int, whole(1, 1024)] = 1
     trainer: Annotated[int, whole(1, 1024)] = 1
@@ -147,6 +154,7 @@ class Config:
     rebuild: RebuildConfig = field(default_factory=RebuildConfig)
     history: HistoryConfig = field(default_factory=HistoryConfig)
     scrub: ScrubConfig = field(default_factory=ScrubConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     threads: ThreadsConfig = field(default_factory=ThreadsConfig)
 
     @classmethod
@@ -343,6 +351,11 @@ def _check_together(config: Config) -> None:
         optimizer.schedule != "linear" or optimizer.warmup_steps < config.steps,
         f"optimizer.warmup_steps: expected fewer than steps, {config.steps}, because a linear "
         f"schedule has to come down again, got {optimizer.warmup_steps}",
+    )
+    _require(
+        config.checkpoint.path is not None or not config.checkpoint.every_steps,
+        f"checkpoint.path: expected a folder or a URL, because checkpoint.every_steps is "
+        f"{config.checkpoint.every_steps}, got null",
     )
     _require(
         cluster.heartbeat_limit_ms > cluster.heartbeat_ms,

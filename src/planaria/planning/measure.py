@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from planaria.cluster.run import JobRun
-from planaria.config import Config
+from planaria.config import CheckpointConfig, Config
 from planaria.errors import ClusterError
 from planaria.schedule import Event, parse_kill, resolve
 
@@ -36,7 +36,13 @@ def run_here(config: Config, schedule: Sequence[Event]) -> dict[str, Any]:
 def short_job(base: Config | None, servers: int, trainers: int) -> Config:
     """The user's own job, cut short; else a small one of the shape that is planned."""
     if base is not None:
-        return replace(base, strategy="erasure", parity=max(base.parity, 1), steps=STEPS)
+        return replace(
+            base,
+            strategy="erasure",
+            parity=max(base.parity, 1),
+            steps=STEPS,
+            checkpoint=CheckpointConfig(),
+        )
     return Config.from_dict(
         {
             "servers": max(3, min(servers, MOST_PROCESSES)),
