@@ -99,7 +99,7 @@ class JobRun:
                 self._wake_frozen(supervisor)
                 self._check_deadline(supervisor)
         if self.failure:
-            raise LossError(self.failure)
+            raise LossError(self.failure + self.saves.way_back(self.start.step))
         self.saves.close()
         return self.report()
 

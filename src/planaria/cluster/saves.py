@@ -61,6 +61,11 @@ class Saves:
         for step in sorted(self._pending):
             self._give_up(step)
 
+    def way_back(self, start: int) -> str:
+        """The end of a sentence that says what was lost; start: where this run was resumed."""
+        newest = max([start, *(one["step"] for one in self.found if "failed" not in one)])
+        return f"; go on from the checkpoint of step {newest} with --resume" if newest else ""
+
     def _close_if_all_have_spoken(self, step: int, pending: Pending) -> None:
         if pending.parts.keys() >= self._wanted:
             self._publish(step, pending)

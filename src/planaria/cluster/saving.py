@@ -88,7 +88,7 @@ class PartSaver:
             with PartWriter(self._folder, step, place) as part:
                 fill(part)
                 summary = part.finish()
-        except (PlanariaError, OSError) as error:
+        except Exception as error:  # drivers of storage raise anything; nobody else would see it
             self.fail(step, place, str(error))
         else:
             facts = msgspec.to_builtins(summary)

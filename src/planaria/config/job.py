@@ -154,8 +154,8 @@ class Config:
     rebuild: RebuildConfig = field(default_factory=RebuildConfig)
     history: HistoryConfig = field(default_factory=HistoryConfig)
     scrub: ScrubConfig = field(default_factory=ScrubConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     threads: ThreadsConfig = field(default_factory=ThreadsConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     @classmethod
     def load(cls, path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
