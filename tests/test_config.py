@@ -116,6 +116,7 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
             "path": draw(st.sampled_from(["checkpoints", "/var/job 7", "s3://bucket/job"])),
             "every_steps": draw(st.integers(0, 10**9)),
             "keep_last": draw(whole),
+            "bits": draw(st.sampled_from([32, 8, 4, 3, 2])),
         },
         "threads": {"server": draw(whole), "trainer": draw(whole)},
     }

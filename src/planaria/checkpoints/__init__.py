@@ -17,13 +17,22 @@ from planaria.checkpoints.catalogue import (
 )
 from planaria.checkpoints.checkpoint import Checkpoint, Piece
 from planaria.checkpoints.chunks import DENSE
-from planaria.checkpoints.encodings import RAW_BITS, Encoding, EncodingMaker, Raw, make_encoding
+from planaria.checkpoints.encodings import (
+    BITS,
+    RAW_BITS,
+    Encoding,
+    EncodingMaker,
+    Quantised,
+    Raw,
+    make_encoding,
+)
 from planaria.checkpoints.manifest import Manifest, PartSummary
 from planaria.checkpoints.policy import POLICIES, Plan, Policy, Saved, plan_next
 from planaria.checkpoints.restoring import fill_parity, restore
 from planaria.checkpoints.writer import PartWriter
 
 __all__ = [
+    "BITS",
     "DENSE",
     "POLICIES",
     "RAW_BITS",
@@ -39,6 +48,7 @@ __all__ = [
     "Piece",
     "Plan",
     "Policy",
+    "Quantised",
     "Raw",
     "Saved",
     "discard",

@@ -13,7 +13,8 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from planaria.errors import CheckpointError
+from planaria.errors import CheckpointError, DamagedCheckpoint
+from planaria.kernels import saves
 from planaria.kernels.types import Bytes, Records
 
 RAW_BITS = 32
@@ -51,10 +52,45 @@ class Raw:
         return payload.view(np.uint32).reshape(count, self.words)
 
 
+@dataclass(frozen=True)
+class Quantised:
+    """Weights in a few bits each (see planaria.kernels.saves); optimizer state exactly.
+
+    State is left alone because steps divide by it: a denominator that is rounded to 0 makes a step
+    of any size.
+    """
+
+    bits: int
+    dim: int
+    words: int
+
+    def encode(self, records: Records) -> Bytes:
+        return saves.quantise(records, self._segments, self.bits).reshape(-1)
+
+    def decode(self, payload: Bytes, count: int) -> Records:
+        size = saves.packed_bytes(self.words, self._segments, self.bits)
+        if len(payload) != count * size:
+            raise DamagedCheckpoint(
+                f"{count} records of {self.bits} bits take {count * size} bytes, not {len(payload)}"
+            )
+        packed = payload.reshape(count, size)
+        return saves.dequantise(packed, self.words, self._segments, self.bits)
+
+    @property
+    def _segments(self) -> saves.Segments:
+        return ((0, self.dim),)
+
+
+BITS = (RAW_BITS, *saves.BITS)
+"""What a weight can be saved with."""
+
+
 def make_encoding(bits: int, dim: int, words: int) -> Encoding:
     """The encoding that this version of Planaria has for so many bits."""
     if bits == RAW_BITS:
         return Raw(words)
+    if bits in BITS:
+        return Quantised(bits, dim, words)
     raise CheckpointError(
-        f"records of {bits} bits cannot be read or written here (dim {dim}); use {RAW_BITS}"
+        f"records of {bits} bits cannot be read or written here; use one of {BITS}"
     )

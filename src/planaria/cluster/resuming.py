@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from planaria.checkpoints import Checkpoint, Found, Manifest, latest
+from planaria.checkpoints import RAW_BITS, Checkpoint, Found, Manifest, latest
 from planaria.config import Config
 from planaria.errors import CheckpointError, ConfigError
 
@@ -58,6 +58,11 @@ def _resume(config: Config, folder: str, found: Found) -> Start:
         )
     _require_fit(config, checkpoint)
     notes.append(f"resuming from step {checkpoint.step} in {folder}")
+    if checkpoint.manifest.bits < RAW_BITS:
+        notes.append(
+            f"its weights have {checkpoint.manifest.bits} bits: the digest will be another than "
+            "that of an uninterrupted run"
+        )
     notes += _changes(config, checkpoint.manifest)
     return Start(checkpoint.step, checkpoint.manifest.bytes, tuple(notes))
 

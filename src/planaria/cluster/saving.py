@@ -9,34 +9,38 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
-from planaria.checkpoints import Checkpoint, PartSummary, PartWriter, restore
-from planaria.cluster.node import Link
+from planaria.checkpoints import Checkpoint, PartSummary, PartWriter, make_encoding, restore
 from planaria.config import Config
 from planaria.errors import PlanariaError
 from planaria.kernels.types import Records
 from planaria.server.store import Store
+from planaria.tables import Arena
 
 PATIENCE = 0.25  # share of cluster.deadline_s, within which everybody must answer a view change
 DENSE_NAME = "dense"
 
 Fill: TypeAlias = Callable[[PartWriter], None]
 """Writes a copy into a part."""
+Say: TypeAlias = Callable[..., None]
+"""Tells the supervisor of an event, with its facts; from any thread."""
 
 
 class PartSaver:
     """Saves the part of one process at every step that is due, and tells the supervisor."""
 
-    def __init__(self, config: Config, link: Link, start: int) -> None:
-        """start: the last step that need not be saved."""
+    def __init__(self, config: Config, say: Say, start: int, arenas: Sequence[Arena] = ()) -> None:
+        """start: the last step that need not be saved. arenas: whose records are saved, if any."""
+        bits = config.checkpoint.bits
+        self._encodings = [make_encoding(bits, arena.dim, arena.words) for arena in arenas]
         self.every = config.checkpoint.every_steps
         self._folder = config.checkpoint.path
-        self._link = link
+        self._say = say
         self._patience_s = config.cluster.deadline_s * PATIENCE
         self._last_s = config.cluster.deadline_s
         self._seen = start
@@ -68,7 +72,7 @@ class PartSaver:
         self._thread.start()
 
     def fail(self, step: int, place: int, why: str) -> None:
-        self._link.say("save failed", step=step, place=place, why=why)
+        self._say("save failed", step=step, place=place, why=why)
 
     def close(self) -> None:
         """Waits for the last part, before the process says that it is done."""
@@ -85,14 +89,14 @@ class PartSaver:
     def _write(self, step: int, place: int, fill: Fill, began: float) -> None:
         assert self._folder is not None
         try:
-            with PartWriter(self._folder, step, place) as part:
+            with PartWriter(self._folder, step, place, self._encodings) as part:
                 fill(part)
                 summary = part.finish()
         except Exception as error:  # drivers of storage raise anything; nobody else would see it
             self.fail(step, place, str(error))
         else:
             facts = msgspec.to_builtins(summary)
-            self._link.say("saved", step=step, place=place, part=facts, began=began)
+            self._say("saved", step=step, place=place, part=facts, began=began)
 
 
 def summary_of(facts: dict[str, object]) -> PartSummary:

@@ -53,7 +53,7 @@ class ServerNode(MemberNode):
         self.machine = self.server
         if start and self.server.store is not None:
             restore_records(config, start, self.server.store)
-        self.saver = PartSaver(config, self.link, start)
+        self.saver = PartSaver(config, self.link.say, start, job.arenas)
         self._was_whole = place is not None
         self._said = 0.0
         self._applied = (0, 0.0, 0.0)  # the last step seen, when it was, when to send its deltas

@@ -93,7 +93,7 @@ class TrainerNode(MemberNode):
         start = files.start() if rank is not None else 0
         if start:
             self.dense.restore(start, read_dense(config, start))
-        self.saver = PartSaver(config, self.link, -1 if rank is None else start)
+        self.saver = PartSaver(config, self.link.say, -1 if rank is None else start)
         job = TrainerJob(
             config.servers,
             [config.model.dim],

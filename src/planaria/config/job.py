@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
+from planaria.checkpoints.encodings import BITS, RAW_BITS
 from planaria.codes import MAX_K, MAX_R
 from planaria.config.kinds import (
     FRACTION,
@@ -22,6 +23,7 @@ from planaria.config.kinds import (
     Wrong,
     choice,
     number,
+    one_of,
     one_or_several,
     or_null,
     several,
@@ -126,6 +128,7 @@ class CheckpointConfig:
     path: Annotated[str | None, or_null(text("a folder or a URL", r"[^\0]+"))] = None
     every_steps: Annotated[int, whole(0, MAX_STEPS)] = 0
     keep_last: Annotated[int, whole(1, 10**6)] = 2
+    bits: Annotated[int, one_of(*BITS)] = RAW_BITS
 
 
 @dataclass(frozen=True)

@@ -351,7 +351,7 @@ class Store:
 
     def set_all_valid(self) -> None:
         """All records, data and parity, were filled in as of the step that the store started at."""
-        if self.held_step != self.first_step:
+        if {self.step, *(history.last for history in self.sources.values())} != {self.first_step}:
             raise StepError(
                 f"the store has moved from step {self.first_step} to {self.step}; fill it first"
             )
