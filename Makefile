@@ -12,7 +12,8 @@ train: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore-glob='*test_cluster*'
-	$(BIN)/python -m pytest tests/test_cluster.py tests/test_cluster_faults.py
+	$(BIN)/python -m pytest tests/test_cluster.py tests/test_cluster_faults.py \
+	    tests/test_cluster_checkpoints.py
 
 check: $(INSTALLED)
 	$(BIN)/clang-format --dry-run --Werror native/*
@@ -42,7 +43,8 @@ sanitize: $(INSTALLED)
 	$(SANITIZED) -c 'from planaria import _native; assert "build/sanitized" in _native.__file__'
 	$(SANITIZED) -m pytest -p no:cacheprovider -m "not torch" \
 	    tests/test_kernels.py tests/test_arguments.py tests/test_codes.py \
-	    tests/test_optimizers.py tests/test_initialisation.py tests/test_streaming.py
+	    tests/test_optimizers.py tests/test_initialisation.py tests/test_streaming.py \
+	    tests/test_saves_kernels.py tests/test_saves_arguments.py
 
 # Native code is built by the install, so a change to it installs again; Python code is used in
 # place.

@@ -50,6 +50,21 @@ struct Bags {
     Pooling pooling;
 };
 
+// Words [first, first + width) of a record, which are floats that may lose bits.
+struct Segment {
+    size_t first, width;
+};
+
+// How records are quantised. A packed record is the record with each segment replaced by
+// [low: float32][scale: float32][one code of `bits` bits per float, padded to a byte].
+struct Packing {
+    const Segment* segments;  // [n_segments], ascending, apart
+    size_t n_segments;
+    size_t words;  // of a record
+    size_t bytes;  // of a packed record
+    unsigned bits;
+};
+
 struct KernelTable {
     const char* name;
 
@@ -91,6 +106,16 @@ struct KernelTable {
     void (*sum_rows)(const float* const* parts, const size_t* part_rows, size_t n_parts,
                      const int64_t* inverse, size_t distinct, size_t dim, float* out, size_t begin,
                      size_t end);
+    // the first record in [begin, end) that cannot be quantised, or end
+    size_t (*find_unquantisable)(const Packing& packing, const uint32_t* records, size_t begin,
+                                 size_t end);
+    void (*quantise)(const Packing& packing, const uint32_t* records, uint8_t* out, size_t begin,
+                     size_t end);
+    void (*dequantise)(const Packing& packing, const uint8_t* packed, uint32_t* out, size_t begin,
+                       size_t end);
+    // out[i] = squared L2 distance between the first dim floats of records[i] and saved[i]
+    void (*row_distances)(const uint32_t* records, size_t words, const uint32_t* saved,
+                          size_t saved_words, size_t dim, float* out, size_t begin, size_t end);
 };
 
 extern const KernelTable portable_kernels;

@@ -2,8 +2,10 @@
 // table has internal linkage: an inline function shared with another level could be linked in the
 // version that the CPU at hand cannot run. For the same reason no standard template is used here.
 #include "digest.hpp"
+#include "distance.hpp"
 #include "kernels.hpp"
 #include "pooling.hpp"
+#include "quantise.hpp"
 
 namespace planaria {
 
@@ -21,6 +23,10 @@ const KernelTable PLANARIA_LEVEL_TABLE = {
     pool_backward,
     weight_backward,
     sum_rows,
+    find_unquantisable,
+    quantise,
+    dequantise,
+    row_distances,
 };
 
 }  // namespace planaria

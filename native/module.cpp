@@ -5,6 +5,7 @@ namespace planaria {
 
 void bind_server(nb::module_& m);
 void bind_trainer(nb::module_& m);
+void bind_saves(nb::module_& m);
 
 namespace {
 
@@ -30,6 +31,7 @@ NB_MODULE(_native, m) {
     nb::register_exception_translator(translate);
     bind_server(m);
     bind_trainer(m);
+    bind_saves(m);
     m.def("set_threads", &set_threads);
     m.def("threads", &get_threads);
     m.def("level", [] { return kernels().name; });

@@ -8,18 +8,10 @@
 #include <cstring>
 
 #include "kernels.hpp"
+#include "mix.hpp"
 
 namespace planaria {
 namespace {
-
-constexpr uint64_t golden = 0x9e3779b97f4a7c15u;
-
-// The finalizer of SplitMix64.
-inline uint64_t mix(uint64_t x) {
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
 
 inline uint64_t row_key(uint64_t seed, uint64_t table, uint64_t row) {
     return mix(mix(mix(seed + golden) + table) + row);

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from planaria.cluster.resuming import FROM_THE_BEGINNING, Start
 from planaria.cluster.run import JobRun
 from planaria.cluster.supervisor import Event, Supervisor
 from planaria.config import Config
@@ -89,9 +90,10 @@ class BeatenRun(JobRun):
         schedule: Sequence[Scheduled] = (),
         replacements: int = 0,
         on_event: Callable[[Supervisor, Event], None] = lambda supervisor, event: None,
+        start: Start = FROM_THE_BEGINNING,
     ) -> None:
         """replacements: so many are killed as soon as the view names them, while they rebuild."""
-        super().__init__(config, schedule)
+        super().__init__(config, schedule, start=start)
         self.plan = list(plan)
         self.replacements = replacements
         self.on_event = on_event

@@ -112,6 +112,12 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
         },
         "history": {"steps": draw(whole)},
         "scrub": {"every_steps": draw(st.integers(0, 10**9))},
+        "checkpoint": {
+            "path": draw(st.sampled_from(["checkpoints", "/var/job 7", "s3://bucket/job"])),
+            "every_steps": draw(st.integers(0, 10**9)),
+            "keep_last": draw(whole),
+            "bits": draw(st.sampled_from([32, 8, 4, 3, 2])),
+        },
         "threads": {"server": draw(whole), "trainer": draw(whole)},
     }
 
@@ -199,7 +205,7 @@ def is_right(path: str, value: object) -> bool:
     match path:
         case "k" | "optimizer.eps":
             return value is None or (path == "optimizer.eps" and value in (2.5, 2**70))
-        case "data.path":
+        case "data.path" | "checkpoint.path":
             return value is None or (isinstance(value, str) and value != "")
         case "cluster.encryption":
             return isinstance(value, bool)
@@ -305,6 +311,7 @@ def test_no_text_raises_anything_else(tmp_path: Path, path: str, text: str) -> N
         ("batch=1", "batch: expected a sample for each trainer, 2 or more, got 1"),
         ("model.rows=[5, 6]", "model.rows: expected one number, or 26, as many as model.tables"),
         ("data.source=criteo", "data.path: expected the path of Criteo's file, got null"),
+        ("checkpoint.every_steps=5", "checkpoint.path: expected a folder or a URL, because"),
         ("cluster.heartbeat_limit_ms=100", "more than cluster.heartbeat_ms, 200, got 100"),
         ("cluster.retry_ms=30000", "cluster.deadline_s: expected more than cluster.retry_ms"),
     ],

@@ -23,6 +23,7 @@ ORDER = [
     "codes",
     "optimizers",
     "tables",
+    "checkpoints",
     "data",
     "config",
     "schedule",
@@ -34,6 +35,7 @@ ORDER = [
     "cluster",
     "__init__",
     "display",
+    "planning",
     "cli",
     "__main__",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -14,12 +15,14 @@ from rich.console import Console
 import planaria
 from planaria import kernels
 from planaria.cluster.files import write_atomically
+from planaria.cluster.resuming import FROM_THE_BEGINNING, Start, find_start
 from planaria.cluster.run import JobRun
 from planaria.cluster.scrub import running_jobs
 from planaria.cluster.scrub import scrub as scrub_job
-from planaria.config import Config
+from planaria.config import CheckpointConfig, Config
 from planaria.display import Display, show_report
 from planaria.errors import ClusterError, ConfigError, LossError, PlanariaError
+from planaria.planning.command import plan
 from planaria.schedule import Event, parse_freeze, parse_kill, resolve
 
 EXIT_FAILED = 1
@@ -69,17 +72,24 @@ def train(
     kill: Kills = None,
     freeze: Freezes = None,
     report: ReportFile = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in checkpoint.path.")
+    ] = False,
 ) -> None:
     """Train a job on this machine, and disturb it on purpose if you like.
 
     Servers, trainers and the coordinator are processes of their own. Any r servers of a group can
     be killed at any instant: the digest at the end is that of an undisturbed run, bit for bit.
 
-    Exit codes: 0 done, 1 failed, 2 wrong configuration (nothing was started), 3 more was lost than
-    the parity can bear.
+    Exit codes: 0 done, 1 failed, 2 wrong configuration or nothing to resume from (nothing was
+    started), 3 more was lost than the parity can bear.
     """
     job, schedule = _read(config, sets, kill, freeze)
-    found = _run("training", job, schedule)
+    try:
+        start = find_start(job, resume=resume)
+    except ConfigError as error:
+        _leave(EXIT_CONFIG, str(error))
+    found = _run("training", job, schedule, start)
     show_report(console, found)
     _write(report, found)
 
@@ -94,9 +104,11 @@ def drill(
 ) -> None:
     """Run a job twice, undisturbed and under kills, and compare the digests.
 
-    Without --kill or --freeze, any server is killed halfway. Exit code 1 if the digests differ.
+    Without --kill or --freeze, any server is killed halfway. Neither run saves checkpoints. Exit
+    code 1 if the digests differ.
     """
     job, schedule = _read(config, sets, kill, freeze)
+    job = replace(job, checkpoint=CheckpointConfig())
     if not schedule:
         schedule = resolve([parse_kill(f"server:any@{max(job.steps // 2, 1)}")], job)
     undisturbed = _run("undisturbed", job, [])
@@ -137,6 +149,9 @@ def scrub(
         raise typer.Exit(EXIT_FAILED)
 
 
+app.command()(plan)
+
+
 def _read(
     path: Path | None, sets: list[str] | None, kill: list[str] | None, freeze: list[str] | None
 ) -> tuple[Config, list[Event]]:
@@ -149,10 +164,12 @@ def _read(
         _leave(EXIT_CONFIG, str(error))
 
 
-def _run(title: str, job: Config, schedule: Sequence[Event]) -> dict[str, Any]:
+def _run(
+    title: str, job: Config, schedule: Sequence[Event], start: Start = FROM_THE_BEGINNING
+) -> dict[str, Any]:
     try:
         with Display(console, title, job) as display:
-            return JobRun(job, schedule, display).run()
+            return JobRun(job, schedule, display, start).run()
     except KeyboardInterrupt:
         _leave(EXIT_INTERRUPTED, "interrupted; all processes were stopped")
     except LossError as error:

@@ -57,7 +57,7 @@ class Display:
                 self.console.print(text, markup=False, soft_wrap=True)
         if self.live:
             self.live.update(self._panel(progress))
-        elif progress.step * 10 >= self.config.steps * self.next_tenth:
+        elif progress.step_at and progress.step * 10 >= self.config.steps * self.next_tenth:
             self.next_tenth = progress.step * 10 // self.config.steps + 1
             self.console.print(
                 f"{time.monotonic() - self.started:7.2f} s  step {progress.step} of "
@@ -124,3 +124,11 @@ def show_report(console: Console, report: dict[str, Any]) -> None:
             f"{failure['rows_rebuilt']:,} records rebuilt"
             f"{'' if rebuilt is None else f' in {rebuilt:.0f} ms'}"
         )
+    for checkpoint in report["checkpoints"]:
+        if "failed" in checkpoint:
+            console.print(
+                f"no checkpoint of step {checkpoint['step']}: {checkpoint['failed']}",
+                style="yellow",
+                markup=False,
+                soft_wrap=True,
+            )

@@ -7,6 +7,8 @@
     │   └── RowError       a row or record number is out of range, or stands twice where it may not
     ├── ConfigError        a key or value of the configuration, or a schedule, is wrong
     ├── DataError          the training data is not as it should be
+    ├── CheckpointError    a checkpoint could not be written, found or read
+    │   └── DamagedCheckpoint  it is torn, was tampered with, or lacks a file
     ├── WireError          a message is not of this protocol or not of this job
     ├── ClusterError       processes could not be started, or the job cannot go on
     │   └── LossError      more was lost than the parity can bear
@@ -45,6 +47,14 @@ class ConfigError(PlanariaError, ValueError):
 
 class DataError(PlanariaError, ValueError):
     """The training data is not as it should be: a wrong line, or a file that changed or is gone."""
+
+
+class CheckpointError(PlanariaError):
+    """A checkpoint could not be written, found or read."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint is torn, was tampered with, or lacks a file; the one before it may be whole."""
 
 
 class StoreError(PlanariaError):

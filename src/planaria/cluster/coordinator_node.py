@@ -24,6 +24,7 @@ class CoordinatorNode(Node):
         state = saved or first_state(
             [f"server-{place}" for place in range(config.servers)],
             [f"trainer-{rank}" for rank in range(config.ranks)],
+            committed=files.start(),
         )
         self.machine = CoordinatorMachine(
             state,

@@ -1,6 +1,7 @@
 """The job's folder: what its processes must share before they can talk.
 
 config.json        the checked configuration
+start              the step of the checkpoint that the job starts from; 0 for none
 keys               token and CURVE keys, readable by the owner alone
 coordinator.json   views used and membership in force; written atomically
 *.ipc              sockets, where the transport is ipc
@@ -26,14 +27,18 @@ from planaria.errors import ClusterError
 class JobFiles:
     folder: Path
 
-    def create(self, config: dict[str, Any], *, encrypt: bool) -> None:
+    def create(self, config: dict[str, Any], *, encrypt: bool, start: int = 0) -> None:
         keys = Keys.make(secrets.token_bytes(16), encrypt=encrypt)
         write_atomically(self.folder / "config.json", msgspec.json.encode(config))
+        write_atomically(self.folder / "start", str(start).encode())
         write_atomically(self.folder / "keys", msgspec.msgpack.encode(keys))
 
     def config(self) -> dict[str, Any]:
         config: dict[str, Any] = msgspec.json.decode((self.folder / "config.json").read_bytes())
         return config
+
+    def start(self) -> int:
+        return int((self.folder / "start").read_text())
 
     def keys(self) -> Keys:
         return msgspec.msgpack.decode((self.folder / "keys").read_bytes(), type=Keys)

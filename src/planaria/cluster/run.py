@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from planaria.cluster.node import EXIT_FAILED, EXIT_FENCED
+from planaria.cluster.resuming import FROM_THE_BEGINNING, Start
+from planaria.cluster.saves import Saves
 from planaria.cluster.supervisor import Event, Supervisor
 from planaria.config import Config
 from planaria.data import auc, normalized_entropy
@@ -21,6 +23,7 @@ from planaria.server.digest import Digest
 from planaria.wire.messages import Member
 
 POLL_S = 0.05
+RESTORED_BYTES_PER_S = 10_000_000  # the slowest storage that a checkpoint may be restored from
 
 
 @dataclass
@@ -68,11 +71,15 @@ class JobRun:
         config: Config,
         schedule: Sequence[Scheduled] = (),
         observe: Observer = lambda line, progress: None,
+        start: Start = FROM_THE_BEGINNING,
     ) -> None:
+        """start: where the job begins, as planaria.cluster.resuming finds it."""
         self.config = config
+        self.start = start
         self.pending = sorted(schedule, key=lambda item: item.step)
         self.observe = observe
-        self.progress = Progress()
+        self.progress = Progress(step=start.step)
+        self.saves = Saves(config, lambda line: self.observe(line, self.progress))
         self.digests: dict[str, Digest] = {}
         self.memory: dict[str, tuple[int, int]] = {}
         self.resident: dict[str, int] = {}
@@ -85,14 +92,17 @@ class JobRun:
         self.last_progress = time.monotonic()
 
     def run(self) -> dict[str, Any]:
-        with Supervisor(self.config) as supervisor:
+        for note in self.start.notes:
+            self.observe(note, self.progress)
+        with Supervisor(self.config, self.start.step) as supervisor:
             while not self._over(supervisor):
                 for event in supervisor.events(POLL_S):
                     self._on_event(supervisor, event)
                 self._wake_frozen(supervisor)
                 self._check_deadline(supervisor)
         if self.failure:
-            raise LossError(self.failure)
+            raise LossError(self.failure + self.saves.way_back(self.start.step))
+        self.saves.close()
         return self.report()
 
     def _over(self, supervisor: Supervisor) -> bool:
@@ -110,7 +120,10 @@ class JobRun:
 
     def _check_deadline(self, supervisor: Supervisor) -> None:
         quiet_s = time.monotonic() - self.last_progress
-        if quiet_s > self.config.cluster.deadline_s + 30:
+        limit_s = self.config.cluster.deadline_s + 30
+        if not self.progress.servers:  # they read the checkpoint before they say a word
+            limit_s += self.start.bytes / RESTORED_BYTES_PER_S
+        if quiet_s > limit_s:
             raise ClusterError(
                 f"nothing happened for {quiet_s:.0f} s at step {self.progress.step}; the processes "
                 f"are {', '.join(supervisor.children)}"
@@ -154,6 +167,10 @@ class JobRun:
                         "match their data",
                         self.progress,
                     )
+            case "saved":
+                self.saves.on_saved(facts)
+            case "save failed":
+                self.saves.on_failed(facts)
             case "finished":
                 self.failure = facts["failure"]
             case "refused":
@@ -187,7 +204,9 @@ class JobRun:
                 f"rebuilding {event.facts['rebuilding'] or 'nothing'}",
                 progress,
             )
-        if progress.step == 0:  # later views are no progress: replacements may die one by one
+        if (
+            progress.step == self.start.step
+        ):  # later views are no progress: replacements may die one by one
             self.last_progress = event.at
 
     def _on_exit(self, supervisor: Supervisor, event: Event) -> None:
@@ -293,6 +312,8 @@ class JobRun:
                 "wrong": sum(self.scrubs.values()),
             },
             "failures": [self._failure(failure) for failure in self.progress.failures],
+            "resumed_from": self.start.step or None,
+            "checkpoints": self.saves.found,
         }
 
     def _quality(self) -> dict[str, float | None]:

@@ -10,11 +10,12 @@ from pathlib import Path
 from planaria import kernels
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import IDLE_MS, MemberNode
+from planaria.cluster.saving import PartSaver, copy_records, restore_records
 from planaria.coordinator.machine import DONE
 from planaria.server.job import ServerJob
 from planaria.server.machine import ServerMachine
 from planaria.tables import make_arenas
-from planaria.wire.messages import Member
+from planaria.wire.messages import Member, Message
 
 REPORT_S = 0.2
 PAUSE_SHARE = 0.1
@@ -47,13 +48,35 @@ class ServerNode(MemberNode):
             rebuild_bytes_per_s=config.rebuild.bytes_per_s,
             scrub_every=config.scrub.every_steps,
         )
-        self.server = ServerMachine(member, job, fresh_place=place)
+        start = files.start() if place is not None else 0
+        self.server = ServerMachine(member, job, fresh_place=place, restored_at=start or None)
         self.machine = self.server
+        if start and self.server.store is not None:
+            restore_records(config, start, self.server.store)
+        self.saver = PartSaver(config, self.link.say, start, job.arenas)
         self._was_whole = place is not None
         self._said = 0.0
         self._applied = (0, 0.0, 0.0)  # the last step seen, when it was, when to send its deltas
 
+    def _handle(self, sender: Member, address: str, message: Message) -> None:
+        super()._handle(sender, address, message)
+        self._save_if_due()
+
+    def _save_if_due(self) -> None:
+        """Right when a step was applied and its answers are out. One message applies one step at
+        most: the pushes of the next wait for this server's vote.
+        """
+        server, store = self.server, self.server.store
+        step = self.saver.due(server.step)
+        if store is None or step is None or step != store.step:
+            return  # a replacement starts at a later step
+        if server.whole:
+            self.saver.save(step, server.place, lambda: copy_records(store))
+        else:
+            self.saver.fail(step, server.place, "this server is being rebuilt")
+
     def work(self) -> int:
+        self._save_if_due()  # time, too, can let a step go
         self._report()
         if not self.server.unsent:
             return IDLE_MS
@@ -110,6 +133,7 @@ class ServerNode(MemberNode):
         reason = super().run()
         store = self.server.store
         if reason == DONE and store is not None:
+            self.saver.close()
             memory = store.memory()
             digest = store.digest()
             self.link.say(

@@ -56,8 +56,10 @@ class Event:
 class Supervisor:
     """The processes of one job. Use it as a context manager; leaving it leaves nothing behind."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, start: int = 0) -> None:
+        """start: the step of the checkpoint that the job starts from; 0 for none."""
         self.config = config
+        self.start = start
         self.folder = Path(tempfile.mkdtemp(prefix="planaria-"))
         self.files = JobFiles(self.folder)
         self.children: dict[Member, Child] = {}
@@ -70,7 +72,8 @@ class Supervisor:
 
     def __enter__(self) -> Supervisor:
         try:
-            self.files.create(self.config.to_dict(), encrypt=self.config.cluster.encrypted)
+            encrypt = self.config.cluster.encrypted
+            self.files.create(self.config.to_dict(), encrypt=encrypt, start=self.start)
             self._start_coordinator()
             for place in range(self.config.servers):
                 self._start("server", f"server-{place}", place)

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 
 from planaria import kernels
+from planaria.checkpoints import DENSE
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import IDLE_MS, MemberNode
+from planaria.cluster.saving import PartSaver, copy_dense, read_dense
 from planaria.config import Config
 from planaria.coordinator.machine import DONE
 from planaria.data import Batch, CriteoFile, Source, Synthetic, sample_range
@@ -25,7 +27,7 @@ from planaria.trainer.dense import DenseState, sum_in_rank_order
 from planaria.trainer.dlrm import DLRM
 from planaria.trainer.machine import TrainerJob, TrainerMachine
 from planaria.trainer.routing import Router
-from planaria.wire.messages import Member
+from planaria.wire.messages import Member, Message
 
 QUALITY_S = 0.5  # between two measurements while training
 QUALITY_SAMPLES = 16_384  # the last ones, over which it is measured
@@ -92,6 +94,10 @@ class TrainerNode(MemberNode):
             initial=self.model.initial_weights(config.seed),
         )
         self.model.bind(self.dense.weights)
+        start = files.start() if rank is not None else 0
+        if start:
+            self.dense.restore(start, read_dense(config, start))
+        self.saver = PartSaver(config, self.link.say, -1 if rank is None else start)
         job = TrainerJob(
             config.servers,
             [config.model.dim],
@@ -116,6 +122,19 @@ class TrainerNode(MemberNode):
 
     # ------------------------------------------------------------------ a step
 
+    def _handle(self, sender: Member, address: str, message: Message) -> None:
+        super()._handle(sender, address, message)
+        self._save_if_due()
+
+    def _save_if_due(self) -> None:
+        """The dense state of a step that is due, which may be one step ago."""
+        trainer, dense = self.trainer, self.dense
+        if trainer.rank != 0 or trainer.blank:
+            return
+        step = self.saver.due(dense.step)
+        if step is not None and step >= dense.oldest:  # a replacement starts at a later step
+            self.saver.save(step, DENSE, lambda: copy_dense(dense.export(step)))
+
     def work(self) -> int:
         """One thing at a time: what came meanwhile may be a vote that lets gradients go."""
         trainer = self.trainer
@@ -124,6 +143,7 @@ class TrainerNode(MemberNode):
             trainer.give_ids(step, self.prepared[step].rows)
         elif (found := None if trainer.shadow else trainer.ready()) is not None:
             self._compute(found)
+            self._save_if_due()
         else:
             if trainer.done and not self.evaluated and not trainer.shadow:
                 self._evaluate()
@@ -220,6 +240,7 @@ class TrainerNode(MemberNode):
     def run(self) -> str:
         reason = super().run()
         if reason == DONE:
+            self.saver.close()
             digest = self.dense.digest()
             self.link.say(
                 "trainer done",

@@ -9,6 +9,7 @@ refused with its path, what was expected and what was found.
 
 from planaria.config.job import (
     KINDS,
+    CheckpointConfig,
     ClusterConfig,
     Config,
     DataConfig,
@@ -22,6 +23,7 @@ from planaria.config.job import (
 
 __all__ = [
     "KINDS",
+    "CheckpointConfig",
     "ClusterConfig",
     "Config",
     "DataConfig",

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
+from planaria.checkpoints.encodings import BITS, RAW_BITS
 from planaria.codes import MAX_K, MAX_R
 from planaria.config.kinds import (
     FRACTION,
@@ -22,6 +23,7 @@ from planaria.config.kinds import (
     Wrong,
     choice,
     number,
+    one_of,
     one_or_several,
     or_null,
     several,
@@ -122,6 +124,14 @@ class ScrubConfig:
 
 
 @dataclass(frozen=True)
+class CheckpointConfig:
+    path: Annotated[str | None, or_null(text("a folder or a URL", r"[^\0]+"))] = None
+    every_steps: Annotated[int, whole(0, MAX_STEPS)] = 0
+    keep_last: Annotated[int, whole(1, 10**6)] = 2
+    bits: Annotated[int, one_of(*BITS)] = RAW_BITS
+
+
+@dataclass(frozen=True)
 class ThreadsConfig:
     server: Annotated[int, whole(1, 1024)] = 1
     trainer: Annotated[int, whole(1, 1024)] = 1
@@ -148,6 +158,7 @@ class Config:
     history: HistoryConfig = field(default_factory=HistoryConfig)
     scrub: ScrubConfig = field(default_factory=ScrubConfig)
     threads: ThreadsConfig = field(default_factory=ThreadsConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     @classmethod
     def load(cls, path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -343,6 +354,11 @@ def _check_together(config: Config) -> None:
         optimizer.schedule != "linear" or optimizer.warmup_steps < config.steps,
         f"optimizer.warmup_steps: expected fewer than steps, {config.steps}, because a linear "
         f"schedule has to come down again, got {optimizer.warmup_steps}",
+    )
+    _require(
+        config.checkpoint.path is not None or not config.checkpoint.every_steps,
+        f"checkpoint.path: expected a folder or a URL, because checkpoint.every_steps is "
+        f"{config.checkpoint.every_steps}, got null",
     )
     _require(
         cluster.heartbeat_limit_ms > cluster.heartbeat_ms,

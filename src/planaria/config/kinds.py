@@ -41,6 +41,15 @@ def whole(least: int, most: int) -> Kind:
     return Kind(f"a whole number from {least} to {most}", read)
 
 
+def one_of(*numbers: int) -> Kind:
+    def read(value: object) -> int:
+        if type(value) is not int or value not in numbers:
+            raise Wrong
+        return value
+
+    return Kind(f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}", read)
+
+
 def number(expected: str, holds: Callable[[float], bool]) -> Kind:
     """Kernels compute in float32, so what must hold must hold in float32 as well."""
 

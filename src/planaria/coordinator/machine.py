@@ -46,9 +46,12 @@ class CoordinatorState(msgspec.Struct, frozen=True):
     install: Install
 
 
-def first_state(servers: list[Member], trainers: list[Member]) -> CoordinatorState:
+def first_state(
+    servers: list[Member], trainers: list[Member], committed: int = 0
+) -> CoordinatorState:
+    """committed: the step that everybody starts at, restored from a checkpoint."""
     install = Install(
-        view=View(1, 1), committed=0, servers=servers, trainers=trainers, rebuilding=[]
+        view=View(1, 1), committed=committed, servers=servers, trainers=trainers, rebuilding=[]
     )
     return CoordinatorState(1, 1, install)
 

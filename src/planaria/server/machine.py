@@ -38,12 +38,21 @@ from planaria.wire.messages import (
 
 
 class ServerMachine(Machine):
-    """One server. `fresh`: it starts the job with its records initialised, at step 0.
+    """One server. `fresh_place`: it starts the job with its records initialised, at step 0.
 
-    Otherwise it is a spare, and gets its place and its step from the first install that names it.
+    `restored_at`: it starts at that step instead, and the driver fills its store from a checkpoint
+    before anything else happens. Without a place it is a spare, and gets its place and its step
+    from the first install that names it.
     """
 
-    def __init__(self, member: Member, job: ServerJob, *, fresh_place: int | None = None) -> None:
+    def __init__(
+        self,
+        member: Member,
+        job: ServerJob,
+        *,
+        fresh_place: int | None = None,
+        restored_at: int | None = None,
+    ) -> None:
         super().__init__(member, job.retry_s)
         self.job = job
         self.place = -1
@@ -58,7 +67,7 @@ class ServerMachine(Machine):
         self.scrubbed: list[ScrubRound] = []  # finished rounds, for the log
         self.errors: list[str] = []  # messages that were refused, for the log
         if fresh_place is not None:
-            self._take_place(fresh_place, None)
+            self._take_place(fresh_place, restored_at)
 
     @property
     def step(self) -> int:

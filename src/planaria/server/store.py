@@ -81,6 +81,10 @@ class ArenaStore:
         kernels.mark(self.bitmap, index)
         self.invalid -= len(index)
 
+    def set_all_valid(self) -> None:
+        self.bitmap.fill(0xFF)
+        self.invalid = 0
+
     def regions(self, kind: str) -> range:
         own = self.layout.layout.regions(self.place)
         if kind == "data":
@@ -113,7 +117,8 @@ class Store:
         """A store at step 0 with every record initialised; or, for a replacement, a blank one.
 
         keep_steps: how many steps of history to keep, at least 1.
-        blank_at: the step that a replacement starts at, with every record invalid.
+        blank_at: the step that a replacement starts at, with every record invalid. Whoever has all
+        records as of that step from elsewhere puts them into the arenas and calls `set_all_valid`.
         """
         if keep_steps < 1:
             raise StoreError(f"keep_steps must be at least 1, not {keep_steps}")
@@ -370,6 +375,15 @@ class Store:
                 f"data as of step {as_of} cannot enter a store that started at step "
                 f"{self.first_step} and is at step {self.step}"
             )
+
+    def set_all_valid(self) -> None:
+        """All records, data and parity, were filled in as of the step that the store started at."""
+        if {self.step, *(history.last for history in self.sources.values())} != {self.first_step}:
+            raise StepError(
+                f"the store has moved from step {self.first_step} to {self.step}; fill it first"
+            )
+        for store in self.arenas:
+            store.set_all_valid()
 
     def _forward(self, arena: int, index: Index, values: Records, as_of: int) -> Records:
         # Taking a delta out and putting it in are one operation.

@@ -70,7 +70,10 @@ Gradients = Mapping[int, Sequence[Floats]]
 
 
 class TrainerMachine(Machine):
-    """One trainer or shadow. A replacement gets its rank from the first install that names it."""
+    """One trainer or shadow. A replacement gets its rank from the first install that names it.
+
+    `fresh_rank`: it starts the job with this rank, after the step that `dense` is at.
+    """
 
     def __init__(
         self, member: Member, job: TrainerJob, dense: Dense, *, fresh_rank: int | None = None
@@ -80,7 +83,7 @@ class TrainerMachine(Machine):
         self.dense = dense
         self.rank = -1 if fresh_rank is None else fresh_rank
         self.blank = fresh_rank is None
-        self.step = 1  # the step to be computed next
+        self.step = dense.step + 1  # the step to be computed next
         self.done = False
         self.ids: dict[int, Rows] = {}
         self.answers: dict[int, dict[int, Answer]] = {}

@@ -1,0 +1,63 @@
+"""Durable checkpoints: files and bytes, and nothing about messages, time or processes.
+
+Each server writes its part with a `PartWriter`, a trainer the dense part; then somebody calls
+`publish`, and from then on the checkpoint counts. `latest` finds the newest whole one, `restore`
+fills a server's arenas from it, in any layout. docs/checkpoints.md has the promises.
+"""
+
+from planaria.checkpoints.catalogue import (
+    Facts,
+    Found,
+    Listed,
+    discard,
+    latest,
+    list_checkpoints,
+    prune,
+    publish,
+)
+from planaria.checkpoints.checkpoint import Checkpoint, Piece
+from planaria.checkpoints.chunks import DENSE
+from planaria.checkpoints.encodings import (
+    BITS,
+    RAW_BITS,
+    Encoding,
+    EncodingMaker,
+    Quantised,
+    Raw,
+    make_encoding,
+)
+from planaria.checkpoints.manifest import Manifest, PartSummary
+from planaria.checkpoints.policy import POLICIES, Plan, Policy, Saved, plan_next
+from planaria.checkpoints.restoring import fill_parity, restore
+from planaria.checkpoints.writer import PartWriter
+
+__all__ = [
+    "BITS",
+    "DENSE",
+    "POLICIES",
+    "RAW_BITS",
+    "Checkpoint",
+    "Encoding",
+    "EncodingMaker",
+    "Facts",
+    "Found",
+    "Listed",
+    "Manifest",
+    "PartSummary",
+    "PartWriter",
+    "Piece",
+    "Plan",
+    "Policy",
+    "Quantised",
+    "Raw",
+    "Saved",
+    "discard",
+    "fill_parity",
+    "latest",
+    "list_checkpoints",
+    "make_encoding",
+    "plan_next",
+    "prune",
+    "publish",
+    "restore",
+]

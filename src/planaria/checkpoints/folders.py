@@ -1,0 +1,276 @@
+"""Where checkpoints lie: a local folder, or any other that fsspec can reach.
+
+Both kinds have the same few methods, and both raise OSError and nothing else. What differs is how a
+file becomes durable and how it appears at once: a local file is synced to the disk, and replaced by
+renaming; an object of a store is there, whole, when its one upload has ended.
+
+fsspec is imported only for folders that need it, so that a server starts fast without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, TypeAlias, cast
+
+from planaria.errors import CheckpointError
+
+WRITE_BUFFER_BYTES = 4 << 20  # the disk gets no smaller writes than this, but for the last
+EAGER_BYTES = 32 << 20  # after so many the disk starts to work, instead of when all is written
+READ_BUFFER_BYTES = 128 << 10  # serves headers; payloads go past it
+
+
+class Folder(Protocol):
+    """A folder and the files in it, by name."""
+
+    def folder(self, name: str) -> Folder:
+        """A folder in this one; it need not exist."""
+
+    def names(self) -> list[str]:
+        """What is in it, files and folders; nothing if it does not exist."""
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file, None if there is none."""
+
+    def read(self, name: str) -> bytes:
+        """A whole, small file."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """A whole, small file: at any moment there is the old one or the new one, on the disk."""
+
+    def open_read(self, name: str) -> io.BufferedIOBase: ...
+
+    def open_write(self, name: str) -> BinaryIO:
+        """A new file. End it with `finish` or with `discard`."""
+
+    def finish(self, file: BinaryIO) -> None:
+        """Closes a new file, which is durable from then on."""
+
+    def discard(self, file: BinaryIO, name: str) -> None:
+        """Closes a new file and removes it, as far as that can be done. Raises nothing."""
+
+    def remove(self, name: str) -> None:
+        """One file."""
+
+    def remove_all(self) -> None:
+        """The folder and everything in it."""
+
+
+@dataclass(frozen=True)
+class LocalFolder:
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def folder(self, name: str) -> LocalFolder:
+        return LocalFolder(self.path / name)
+
+    def names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self.path))
+        except FileNotFoundError:
+            return []
+
+    def size(self, name: str) -> int | None:
+        try:
+            return (self.path / name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def read(self, name: str) -> bytes:
+        return (self.path / name).read_bytes()
+
+    def write(self, name: str, content: bytes) -> None:
+        _make_durably(self.path)
+        temporary = self.path / f"{name}.{secrets.token_hex(4)}.tmp"
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            _sync_names(self.path)  # the files that `content` speaks of come first
+            temporary.replace(self.path / name)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_names(self.path)
+
+    def open_read(self, name: str) -> io.BufferedIOBase:
+        file = (self.path / name).open("rb", buffering=READ_BUFFER_BYTES)
+        return cast(io.BufferedIOBase, file)
+
+    def open_write(self, name: str) -> BinaryIO:
+        _make_durably(self.path)
+        file = io.BufferedWriter(_EagerFile(self.path / name, "xb"), WRITE_BUFFER_BYTES)
+        return cast(BinaryIO, file)
+
+    def finish(self, file: BinaryIO) -> None:
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
+
+    def discard(self, file: BinaryIO, name: str) -> None:
+        # Closing may fail again, because it writes what is still buffered; it frees the descriptor
+        # all the same.
+        for step in (file.close, (self.path / name).unlink):
+            with contextlib.suppress(OSError):
+                step()
+
+    def remove(self, name: str) -> None:
+        (self.path / name).unlink()
+
+    def remove_all(self) -> None:
+        shutil.rmtree(self.path)
+
+
+class _EagerFile(io.FileIO):
+    """A new file that goes to the disk while it is being written.
+
+    Telling the system that pages are not needed again makes it write the dirty ones now, without
+    waiting for them, and give up those that are written. A sync at the end then finds little to
+    do, and a checkpoint does not push everything else out of the page cache.
+    """
+
+    _written = _started = 0
+
+    def write(self, content: Any) -> int:
+        count = super().write(content)
+        self._written += count
+        if self._written - self._started >= EAGER_BYTES:
+            os.posix_fadvise(
+                self.fileno(), self._started, self._written - self._started, os.POSIX_FADV_DONTNEED
+            )
+            self._started = self._written
+        return count
+
+
+@dataclass(frozen=True)
+class RemoteFolder:
+    """A folder of any fsspec file system. `files` is that file system; fsspec has no types."""
+
+    files: Any = field(repr=False)
+    path: str
+
+    def __str__(self) -> str:
+        return str(self.files.unstrip_protocol(self.path))
+
+    def folder(self, name: str) -> RemoteFolder:
+        return RemoteFolder(self.files, f"{self.path.rstrip('/')}/{name}")
+
+    def names(self) -> list[str]:
+        with _only_os_errors():
+            self.files.invalidate_cache()  # other processes write here as well
+            try:
+                found = self.files.ls(self.path, detail=False)
+            except FileNotFoundError:
+                return []
+            return sorted({str(name).rstrip("/").rpartition("/")[2] for name in found})
+
+    def size(self, name: str) -> int | None:
+        with _only_os_errors():
+            self.files.invalidate_cache()
+            try:
+                return int(self.files.info(self._at(name))["size"])
+            except FileNotFoundError:
+                return None
+
+    def read(self, name: str) -> bytes:
+        with _only_os_errors():
+            return bytes(self.files.cat_file(self._at(name)))
+
+    def write(self, name: str, content: bytes) -> None:
+        with _only_os_errors():
+            self.files.makedirs(self.path, exist_ok=True)
+            self.files.pipe_file(self._at(name), content)
+
+    def open_read(self, name: str) -> io.BufferedIOBase:
+        with _only_os_errors():
+            return cast(io.BufferedIOBase, self.files.open(self._at(name), "rb"))
+
+    def open_write(self, name: str) -> BinaryIO:
+        with _only_os_errors():
+            self.files.makedirs(self.path, exist_ok=True)
+            return cast(BinaryIO, self.files.open(self._at(name), "wb"))
+
+    def finish(self, file: BinaryIO) -> None:
+        with _only_os_errors():
+            file.close()
+
+    def discard(self, file: BinaryIO, name: str) -> None:
+        steps = (getattr(file, "discard", file.close), file.close, lambda: self.remove(name))
+        for step in steps:
+            with contextlib.suppress(Exception):
+                step()
+
+    def remove(self, name: str) -> None:
+        with _only_os_errors():
+            self.files.rm_file(self._at(name))
+
+    def remove_all(self) -> None:
+        with _only_os_errors():
+            self.files.rm(self.path, recursive=True)
+
+    def _at(self, name: str) -> str:
+        return f"{self.path.rstrip('/')}/{name}"
+
+
+AnyFolder: TypeAlias = str | Path | Folder
+"""A path, a URL, or a folder that is open already."""
+
+
+def open_folder(where: AnyFolder) -> Folder:
+    """The folder at a path or URL. It need not exist: the first file that is written makes it."""
+    if isinstance(where, Path):
+        return LocalFolder(where)
+    if not isinstance(where, str):
+        return where
+    scheme, is_url, rest = where.partition("://")
+    if not is_url:
+        return LocalFolder(Path(where))
+    if scheme in ("file", "local"):
+        return LocalFolder(Path(rest))
+    import fsspec
+
+    try:
+        files, path = fsspec.core.url_to_fs(where)
+    except (ImportError, ValueError, OSError) as why:
+        raise CheckpointError(
+            f"checkpoints cannot lie on {scheme}://: {why}; install its fsspec driver, or use a "
+            "local path"
+        ) from why
+    return RemoteFolder(files, str(path))
+
+
+@contextlib.contextmanager
+def _only_os_errors() -> Iterator[None]:
+    """Drivers raise what the libraries beneath them raise; here it becomes one kind of error."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as why:
+        raise OSError(f"{type(why).__name__}: {why}") from why
+
+
+def _make_durably(path: Path) -> None:
+    """A new folder that is lost in a power cut takes the checkpoint in it along."""
+    if path.is_dir():
+        return
+    _make_durably(path.parent)
+    path.mkdir(exist_ok=True)
+    _sync_names(path.parent)
+
+
+def _sync_names(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,183 @@
+"""The manifest: what makes a checkpoint count, and all that must be known to read it.
+
+MANIFEST.json is written last and appears at once. It is
+
+    {"sha256": "<of the bytes of content>", "content": {...}}
+
+so that a manifest that was cut, flipped or edited is noticed. It names every part with its length
+and its seal, which in turn stands for every byte of the part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from planaria.checkpoints.chunks import DENSE, FORMAT
+from planaria.checkpoints.folders import Folder
+from planaria.errors import CheckpointError, DamagedCheckpoint, PlanariaError
+from planaria.layout import Layout
+from planaria.optimizers import Optimizer
+from planaria.tables import Arena, Table, make_arenas
+
+MANIFEST = "MANIFEST.json"
+_STEP_FOLDER = re.compile(r"step-(\d{8,})")
+
+
+class PartSummary(msgspec.Struct, frozen=True):
+    """A finished part, as its writer knows it."""
+
+    file: str
+    place: int
+    bytes: int
+    chunks: int
+    seal: str
+    bits: int
+    records: int
+    ranges: dict[int, list[tuple[int, int]]]  # by arena: first record, one past the last; merged
+
+    def covers(self, arena: int, end: int) -> bool:
+        """Whether records 0 to end - 1 of an arena are there as ranges."""
+        return end == 0 or any(a == 0 and b >= end for a, b in self.ranges.get(arena, []))
+
+
+class Link(msgspec.Struct, frozen=True):
+    """An earlier checkpoint that a differential one needs: exactly that one, no other of its step.
+
+    `checksum` is its manifest's.
+    """
+
+    step: int
+    checksum: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The content of a manifest."""
+
+    format: int
+    step: int
+    base: list[Link]  # oldest first; a full checkpoint has none
+    bits: int
+    tables: list[Table]
+    optimizer: Optimizer
+    k: int
+    groups: list[list[int]]
+    parts: list[PartSummary]
+    samples: int
+    config: dict[str, Any]
+    digest: str | None
+    extra: dict[str, Any]
+
+    @property
+    def full(self) -> bool:
+        return not self.base
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def record_parts(self) -> list[PartSummary]:
+        return [part for part in self.parts if part.place != DENSE]
+
+    @property
+    def dense_parts(self) -> list[PartSummary]:
+        return [part for part in self.parts if part.place == DENSE]
+
+    def part_of(self, place: int) -> PartSummary:
+        return next(part for part in self.record_parts if part.place == place)
+
+    def layout(self) -> Layout:
+        return Layout(np.array(self.groups, np.int32), self.k)
+
+    def arenas(self) -> list[Arena]:
+        return make_arenas(self.tables, self.optimizer)
+
+
+class _Sealed(msgspec.Struct):
+    sha256: str
+    content: msgspec.Raw
+
+
+class _Version(msgspec.Struct):
+    format: int
+
+
+def step_folder(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step of a checkpoint's folder; None if the name is not one's."""
+    match = _STEP_FOLDER.fullmatch(name)
+    return int(match[1]) if match and step_folder(int(match[1])) == name else None
+
+
+def encode_manifest(manifest: Manifest) -> tuple[bytes, str]:
+    """The file's bytes, and the checksum by which others refer to it."""
+    content = msgspec.json.encode(manifest)
+    checksum = hashlib.sha256(content).hexdigest()
+    return msgspec.json.encode(_Sealed(checksum, msgspec.Raw(content))), checksum
+
+
+def read_manifest(folder: Folder, step: int) -> tuple[Manifest, str]:
+    """The manifest in a checkpoint's own folder, and its checksum."""
+    try:
+        text = folder.read(MANIFEST)
+    except FileNotFoundError:
+        raise DamagedCheckpoint(
+            f"{folder} has no {MANIFEST}: step {step} was never saved to the end, or was removed"
+        ) from None
+    except OSError as why:
+        raise DamagedCheckpoint(f"{MANIFEST} in {folder} cannot be read: {why}") from why
+    manifest, checksum = _decode(text, folder)
+    if manifest.step != step:
+        raise DamagedCheckpoint(
+            f"{MANIFEST} in {folder} is that of step {manifest.step}; the folder was renamed"
+        )
+    return manifest, checksum
+
+
+def _decode(text: bytes, folder: Folder) -> tuple[Manifest, str]:
+    try:
+        sealed = msgspec.json.decode(text, type=_Sealed)
+    except msgspec.DecodeError as why:
+        raise DamagedCheckpoint(f"{MANIFEST} in {folder} is cut or damaged: {why}") from why
+    content = bytes(sealed.content)
+    if hashlib.sha256(content).hexdigest() != sealed.sha256:
+        raise DamagedCheckpoint(
+            f"{MANIFEST} in {folder} does not match its own checksum: it was changed after it was "
+            "written"
+        )
+    try:
+        version = msgspec.json.decode(content, type=_Version).format
+        if version != FORMAT:
+            raise CheckpointError(
+                f"{folder} has format {version} and this version of Planaria reads {FORMAT}; use "
+                "the version that wrote it"
+            )
+        manifest = msgspec.json.decode(content, type=Manifest)
+        _check(manifest, folder)
+    except (msgspec.DecodeError, msgspec.ValidationError) as why:
+        raise DamagedCheckpoint(f"{MANIFEST} in {folder} makes no sense: {why}") from why
+    return manifest, sealed.sha256
+
+
+def _check(manifest: Manifest, folder: Folder) -> None:
+    """What the readers rely on; a manifest with a right checksum can still be a forgery."""
+    try:
+        layout = manifest.layout()
+        manifest.arenas()
+    except (PlanariaError, ValueError) as why:
+        raise DamagedCheckpoint(f"{MANIFEST} in {folder} makes no sense: {why}") from why
+    if any("/" in part.file or part.file in ("", ".", "..") for part in manifest.parts):
+        raise DamagedCheckpoint(f"{MANIFEST} in {folder} names a file outside its folder")
+    places = sorted(part.place for part in manifest.record_parts)
+    if places != list(layout.places):
+        raise DamagedCheckpoint(
+            f"{MANIFEST} in {folder} has parts of places {places}, its layout {layout.places}"
+        )

@@ -1,0 +1,134 @@
+"""Filling a server's arenas from a checkpoint, for any number of servers and any (k, r).
+
+In the layout that was saved, a server reads its own files straight into its arenas. In any other,
+and for parity that was not saved, it goes through all parts and takes the rows that concern it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planaria import kernels
+from planaria.checkpoints.checkpoint import Checkpoint
+from planaria.checkpoints.chunks import Chunk, Kind
+from planaria.checkpoints.encodings import RAW_BITS
+from planaria.checkpoints.manifest import Manifest
+from planaria.checkpoints.reader import PartReader
+from planaria.errors import CheckpointError
+from planaria.kernels.checks import array, require
+from planaria.kernels.types import Records
+from planaria.layout import Layout
+from planaria.tables import Arena
+
+
+def restore(
+    checkpoint: Checkpoint,
+    arenas: Sequence[Arena],
+    layout: Layout,
+    place: int,
+    out: Sequence[Records],
+) -> None:
+    """Fills all records, data and parity, of the server at `place` of `layout`.
+
+    out: one array per arena, uint32[records, words], which the caller owns and nobody else uses
+    meanwhile. What was in them does not matter. After an error they hold nothing of use.
+    """
+    _check(checkpoint, arenas, layout, place, out)
+    if any(checkpoint.layout_of(manifest) != layout for manifest in checkpoint.chain):
+        for number, records in enumerate(out):
+            _clear(arenas[number], layout, place, records)
+        targets = checkpoint.targets(layout, place)
+        for offer in checkpoint.stream(targets):
+            targets[offer.arena].put(offer.taken, offer.records, out[offer.arena])
+        return
+    with_parity = _parity_saved(checkpoint, arenas, place)
+    for manifest in checkpoint.chain:
+        _read_own_part(checkpoint, manifest, place, out, with_parity)
+    if not with_parity:
+        fill_parity(checkpoint, arenas, layout, place, out)
+
+
+def fill_parity(
+    checkpoint: Checkpoint,
+    arenas: Sequence[Arena],
+    layout: Layout,
+    place: int,
+    out: Sequence[Records],
+) -> None:
+    """The parity records of `place` alone, encoded from the data in the checkpoint."""
+    _check(checkpoint, arenas, layout, place, out)
+    for number, records in enumerate(out):
+        _clear(arenas[number], layout, place, records)
+    targets = checkpoint.targets(layout, place, data=False)
+    for offer in checkpoint.stream(targets):
+        targets[offer.arena].put(offer.taken, offer.records, out[offer.arena])
+
+
+def _read_own_part(
+    checkpoint: Checkpoint,
+    manifest: Manifest,
+    place: int,
+    out: Sequence[Records],
+    with_parity: bool,
+) -> None:
+    part = manifest.part_of(place)
+    layouts = [checkpoint.layout.arena(arena.rows) for arena in checkpoint.arenas]
+    for chunk, reader in checkpoint.chunks(manifest, part):
+        if chunk.kind == Kind.RANGE:
+            if with_parity or chunk.first < layouts[chunk.arena].data_records(place):
+                _read_range(checkpoint, reader, chunk, out[chunk.arena])
+            continue
+        index, records = checkpoint.records(reader, chunk, len(out[chunk.arena]))
+        kernels.scatter(out[chunk.arena], index, records)
+
+
+def _read_range(checkpoint: Checkpoint, reader: PartReader, chunk: Chunk, out: Records) -> None:
+    records = out[chunk.first : chunk.end]
+    if chunk.bits == RAW_BITS:
+        reader.body_into(chunk, records.reshape(-1).view(np.uint8))  # a view of the arena
+    else:
+        records[:] = checkpoint.records(reader, chunk, len(out))[1]
+
+
+def _parity_saved(checkpoint: Checkpoint, arenas: Sequence[Arena], place: int) -> bool:
+    """Whether the newest part has all records, and as they are: parity of what was saved is not
+    parity of what an encoding makes of it.
+    """
+    part = checkpoint.manifest.part_of(place)
+    return part.bits == RAW_BITS and all(
+        part.covers(number, checkpoint.layout.arena(arena.rows).records(place))
+        for number, arena in enumerate(arenas)
+    )
+
+
+def _clear(arena: Arena, layout: Layout, place: int, records: Records) -> None:
+    """Zeroes what no row is copied to: padding, which is always in the last slot, and parity."""
+    where = layout.arena(arena.rows)
+    last = np.arange(layout.regions(place).data_regions) * where.slots + where.slots - 1
+    records[last[where.row_at(place, last) < 0]] = 0
+    records[where.data_records(place) :] = 0
+
+
+def _check(
+    checkpoint: Checkpoint,
+    arenas: Sequence[Arena],
+    layout: Layout,
+    place: int,
+    out: Sequence[Records],
+) -> None:
+    saved, wanted = (
+        [(a.dim, a.words, a.rows, a.table_ids.tolist(), a.first_rows.tolist()) for a in some]
+        for some in (checkpoint.arenas, arenas)
+    )
+    if saved != wanted:
+        tables = ", ".join(f"{t.name} {t.rows} x {t.dim}" for t in checkpoint.manifest.tables)
+        raise CheckpointError(
+            f"step {checkpoint.step} was saved with {checkpoint.manifest.optimizer.name} and the "
+            f"tables {tables}, which are not those of this job; restore it with the same"
+        )
+    require(len(out) == len(arenas), f"{len(arenas)} arenas are restored into {len(out)} arrays")
+    for number, (arena, records) in enumerate(zip(arenas, out, strict=True)):
+        shape = (layout.arena(arena.rows).records(place), arena.words)
+        array(f"out[{number}]", records, np.uint32, 2, shape=shape, writable=True)

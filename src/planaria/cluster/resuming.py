@@ -1,0 +1,115 @@
+"""Where a job starts: at the beginning, or at the newest whole checkpoint that fits it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from planaria.checkpoints import RAW_BITS, Checkpoint, Found, Manifest, latest
+from planaria.config import Config
+from planaria.errors import CheckpointError, ConfigError
+
+# What decides the bits of a step beside tables and optimizer; servers, parity and k do not.
+MUST_STAY = ("seed", "batch", "trainers", "model.bottom", "model.top", "data.source", "data.zipf")
+# What may change, and makes another model than an uninterrupted run gives.
+MAY_CHANGE = ("optimizer.lr", "optimizer.schedule", "optimizer.warmup_steps", "data.path")
+
+
+@dataclass(frozen=True)
+class Start:
+    step: int
+    bytes: int = 0  # of the checkpoint
+    notes: tuple[str, ...] = ()  # what the user should know
+
+
+FROM_THE_BEGINNING = Start(0)
+
+
+def find_start(config: Config, *, resume: bool) -> Start:
+    """Raises ConfigError if there is nothing to resume from, or something that is in the way."""
+    folder = config.checkpoint.path
+    if folder is None:
+        if resume:
+            raise ConfigError("checkpoint.path: expected a folder or a URL for --resume, got null")
+        return FROM_THE_BEGINNING
+    try:
+        if not resume and not config.checkpoint.every_steps:
+            return FROM_THE_BEGINNING
+        # Every byte is read before anything is started: servers read it again, in memory mostly.
+        found = latest(folder, verify=resume)
+    except CheckpointError as error:
+        raise ConfigError(f"checkpoint.path: {error}") from None
+    if resume:
+        return _resume(config, folder, found)
+    if found.checkpoint:
+        raise ConfigError(
+            f"checkpoint.path: expected a folder without checkpoints, got {folder}, which has one "
+            f"of step {found.checkpoint.step}; go on from it with --resume, or choose another"
+        )
+    return FROM_THE_BEGINNING
+
+
+def _resume(config: Config, folder: str, found: Found) -> Start:
+    notes = [f"passed over step {step}: {why}" for step, _, why in found.passed_over]
+    checkpoint = found.checkpoint
+    if checkpoint is None:
+        raise ConfigError(
+            ". ".join([f"checkpoint.path: there is nothing to resume from in {folder}", *notes])
+        )
+    _require_fit(config, checkpoint)
+    notes.append(f"resuming from step {checkpoint.step} in {folder}")
+    if checkpoint.manifest.bits < RAW_BITS:
+        notes.append(
+            f"its weights have {checkpoint.manifest.bits} bits: the digest will be another than "
+            "that of an uninterrupted run"
+        )
+    notes += _changes(config, checkpoint.manifest)
+    return Start(checkpoint.step, checkpoint.manifest.bytes, tuple(notes))
+
+
+def _require_fit(config: Config, checkpoint: Checkpoint) -> None:
+    saved, step = checkpoint.manifest, checkpoint.step
+    if saved.tables != config.tables:
+        raise ConfigError(
+            f"model: expected the tables of the checkpoint of step {step}, {_shape(saved.tables)}, "
+            f"got {_shape(config.tables)}"
+        )
+    was, now = asdict(saved.optimizer), asdict(config.optimizer_rule)
+    pairs = [(f"optimizer.{name}", was[name], now[name]) for name in was if name != "lr"]
+    pairs += [(path, *_both(config, saved, path)) for path in MUST_STAY]
+    for path, before, after in pairs:
+        if before != after:
+            raise ConfigError(
+                f"{path}: expected {before}, as in the checkpoint of step {step}, got {after}"
+            )
+    if config.steps < step:
+        raise ConfigError(
+            f"steps: expected {step} or more, because the checkpoint is of that step, got "
+            f"{config.steps}"
+        )
+    if not saved.dense_parts:
+        raise ConfigError(f"checkpoint.path: step {step} has no dense network; choose another")
+
+
+def _changes(config: Config, saved: Manifest) -> list[str]:
+    paths = [*MAY_CHANGE, *(["steps"] if config.optimizer.schedule == "linear" else [])]
+    found = [(path, *_both(config, saved, path)) for path in paths]
+    return [
+        f"{path} was {before} and is {after} from here on: the digest will be another"
+        for path, before, after in found
+        if before != after
+    ]
+
+
+def _both(config: Config, saved: Manifest, path: str) -> tuple[Any, Any]:
+    """The value of a key in the checkpoint's configuration, and in this one."""
+    section, dot, name = path.partition(".")
+    values = [saved.config.get(section), config.to_dict()[section]]
+    if dot:
+        values = [(value or {}).get(name) for value in values]
+    return values[0], values[1]
+
+
+def _shape(tables: Any) -> str:
+    sizes = ", ".join(f"{table.rows} x {table.dim}" for table in tables[:4])
+    return f"{len(tables)} ({sizes}{', ...' if len(tables) > 4 else ''})"

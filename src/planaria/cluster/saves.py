@@ -1,0 +1,123 @@
+"""The supervisor's side of a save: a checkpoint counts when every process has told of its part.
+
+Each process writes its parts in the order of their steps. So when a later checkpoint is whole, one
+before it that still lacks a part will never get it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from planaria.checkpoints import DENSE, Facts, PartSummary, discard, prune, publish
+from planaria.cluster.saving import summary_of
+from planaria.config import Config
+from planaria.errors import PlanariaError
+
+
+@dataclass
+class Pending:
+    """A checkpoint in the making, by place: what is durable, and what went wrong."""
+
+    began: float
+    parts: dict[int, PartSummary] = field(default_factory=dict)
+    problems: dict[int, str] = field(default_factory=dict)
+
+
+class Saves:
+    """The checkpoints of one run. `found` is what the report says of them."""
+
+    def __init__(self, config: Config, observe: Callable[[str], None]) -> None:
+        self.config = config
+        self.found: list[dict[str, Any]] = []
+        self._observe = observe
+        self._wanted = {DENSE, *config.layout.places}
+        self._pending: dict[int, Pending] = {}
+        self._closed: set[int] = set()
+
+    def on_saved(self, facts: dict[str, Any]) -> None:
+        step, place = facts["step"], facts["place"]
+        if step in self._closed:
+            return
+        pending = self._pending.setdefault(step, Pending(facts["began"]))
+        pending.began = min(pending.began, facts["began"])
+        pending.parts[place] = summary_of(facts["part"])
+        self._close_if_all_have_spoken(step, pending)
+
+    def on_failed(self, facts: dict[str, Any]) -> None:
+        step, place = facts["step"], facts["place"]
+        if step in self._closed:
+            return
+        pending = self._pending.setdefault(step, Pending(time.monotonic()))
+        if place not in pending.parts:  # its predecessor was done with it
+            pending.problems.setdefault(place, facts["why"])
+            self._observe(f"no part of {_name(place)} for step {step}: {facts['why']}")
+        self._close_if_all_have_spoken(step, pending)
+
+    def close(self) -> None:
+        """The job is over: what is not whole now never will be."""
+        for step in sorted(self._pending):
+            self._give_up(step)
+
+    def way_back(self, start: int) -> str:
+        """The end of a sentence that says what was lost; start: where this run was resumed."""
+        newest = max([start, *(one["step"] for one in self.found if "failed" not in one)])
+        return f"; go on from the checkpoint of step {newest} with --resume" if newest else ""
+
+    def _close_if_all_have_spoken(self, step: int, pending: Pending) -> None:
+        if pending.parts.keys() >= self._wanted:
+            self._publish(step, pending)
+        elif pending.parts.keys() | pending.problems.keys() >= self._wanted:
+            self._give_up(step)
+
+    def _publish(self, step: int, pending: Pending) -> None:
+        config, folder = self.config, self.config.checkpoint.path
+        assert folder is not None
+        facts = Facts(
+            config.tables,
+            config.optimizer_rule,
+            config.layout,
+            samples=step * config.batch,
+            config=config.to_dict(),
+        )
+        try:
+            publish(folder, step, list(pending.parts.values()), facts)
+        except (PlanariaError, OSError) as error:
+            pending.problems[DENSE] = str(error)
+            self._give_up(step)
+            return
+        self._close(step)
+        size = sum(part.bytes for part in pending.parts.values())
+        seconds = time.monotonic() - pending.began
+        self.found.append({"step": step, "seconds": seconds, "bytes": size})
+        self._observe(f"checkpoint of step {step}: {size / 1e6:,.1f} MB in {seconds:.2f} s")
+        for older in [other for other in sorted(self._pending) if other < step]:
+            self._give_up(older)
+        try:
+            prune(folder, config.checkpoint.keep_last, up_to=step)
+        except (PlanariaError, OSError) as error:
+            self._observe(f"old checkpoints could not be removed: {error}")
+
+    def _give_up(self, step: int) -> None:
+        assert self.config.checkpoint.path is not None
+        pending = self._close(step)
+        lacking = sorted(self._wanted - pending.parts.keys() - pending.problems.keys())
+        named = ", ".join(map(_name, lacking))
+        reasons = [*dict.fromkeys(pending.problems.values())]
+        reasons += [f"{named} ended before it was saved"] if lacking else []
+        self.found.append({"step": step, "failed": "; ".join(reasons)})
+        self._observe(f"no checkpoint of step {step}: {reasons[0]}")
+        try:  # room for the next one
+            discard(self.config.checkpoint.path, step)
+        except (PlanariaError, OSError) as error:
+            self._observe(f"what there is of step {step} could not be removed: {error}")
+
+    def _close(self, step: int) -> Pending:
+        self._closed.add(step)
+        return self._pending.pop(step)
+
+
+def _name(place: int) -> str:
+    return "the trainers" if place == DENSE else f"server:{place}"

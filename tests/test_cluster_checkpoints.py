@@ -1,0 +1,293 @@
+"""Everything dies, or the disk is full, or a bit flips: jobs on real processes go on from files.
+
+Every run costs some seconds of start-up, so the runs of this file share what they can: one long
+undisturbed run leaves a checkpoint every ten steps, which the others resume from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster_jobs import TINY, BeatenRun, Blow, leaving_nothing, tiny
+
+from planaria import Layout
+from planaria.checkpoints import latest, list_checkpoints, restore
+from planaria.cluster.resuming import Start, find_start
+from planaria.cluster.run import JobRun
+from planaria.config import Config
+from planaria.errors import ConfigError
+
+pytestmark = pytest.mark.torch
+
+STEPS, EVERY = 60, 10
+SHAPE = (f"steps={STEPS}", "servers=4", "parity=1", "k=2", "spares=1")
+PLAIN = ("strategy=none", "servers=2", "spares=0")  # quick to start: it has no shadow
+KILL_S = 60.0
+
+
+def saving(folder: Path, *overrides: str) -> Config:
+    save = (f"checkpoint.path={folder}", f"checkpoint.every_steps={EVERY}")
+    return tiny(*SHAPE, *save, "checkpoint.keep_last=100", *overrides)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    with leaving_nothing():
+        yield
+
+
+class Undisturbed:
+    """Nobody disturbs it and nothing protects it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.report: dict[str, Any] = JobRun(saving(folder, *PLAIN)).run()
+
+    @property
+    def digest(self) -> str:
+        return str(self.report["digest"])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return Undisturbed(tmp_path_factory.mktemp("undisturbed") / "job")
+
+
+def content(folder: Path, step: int) -> tuple[list[bytes], bytes]:
+    """All records as one server would hold them, and the dense state."""
+    found = next(one.checkpoint for one in list_checkpoints(folder) if one.step == step)
+    assert found is not None
+    layout = Layout.fresh(1, 0)
+    out = [np.zeros((layout.arena(a.rows).records(0), a.words), np.uint32) for a in found.arenas]
+    restore(found, found.arenas, layout, 0, out)
+    return [records.tobytes() for records in out], found.dense()["dense"].tobytes()
+
+
+def whole_steps(folder: Path) -> list[int]:
+    return [one.step for one in list_checkpoints(folder) if one.checkpoint]
+
+
+# ---------------------------------------------------------------------------- saving
+
+
+def test_saving_changes_no_bit_and_every_checkpoint_is_reported(undisturbed: Undisturbed) -> None:
+    saved = undisturbed.report["checkpoints"]
+    assert [one["step"] for one in saved] == list(range(EVERY, STEPS + 1, EVERY))
+    assert whole_steps(undisturbed.folder) == [one["step"] for one in saved]
+    assert all(one["bytes"] > 6 * 300 * 2 * 8 * 4 and one["seconds"] > 0 for one in saved)
+    assert undisturbed.report["resumed_from"] is None
+    assert len({content(undisturbed.folder, one["step"])[1] for one in saved}) == len(saved)
+
+
+def test_a_server_killed_between_two_saves_spoils_none_of_them(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    run = BeatenRun(saving(tmp_path / "job"), [Blow(23, ("server:1",)), Blow(43, ("trainer:0",))])
+    report = run.run()
+    assert len(run.killed) == 2
+    assert report["digest"] == undisturbed.digest
+    failed = {one["step"]: one["failed"] for one in report["checkpoints"] if "failed" in one}
+    steps = whole_steps(tmp_path / "job")
+    assert sorted([*failed, *steps]) == list(range(EVERY, STEPS + 1, EVERY))
+    # What a victim was just writing is lost, and a replacement may be late for the next.
+    assert {10, 60} <= {*steps}, failed
+    assert all("ended before" in why or "being rebuilt" in why for why in failed.values()), failed
+    for step in steps:
+        assert content(tmp_path / "job", step) == content(undisturbed.folder, step)
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """For the processes that are started meanwhile, too: a file that grows beyond it fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_stops_no_training_and_stands_in_the_report(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    with largest_file(20_000):  # room for a dense part, not for a server's
+        config = saving(tmp_path / "job", *PLAIN)
+        report = JobRun(config, (), lambda line, _: lines.append(line)).run()
+    assert report["digest"] == undisturbed.digest
+    assert [one["step"] for one in report["checkpoints"]] == list(range(EVERY, STEPS + 1, EVERY))
+    assert all("no space is left" in one["failed"] for one in report["checkpoints"])
+    assert any("no part of server:" in line and "no space" in line for line in lines)
+    assert list_checkpoints(tmp_path / "job") == []  # what was written makes room again
+
+
+# ---------------------------------------------------------------------------- resuming
+
+
+def copied(undisturbed: Undisturbed, folder: Path, up_to: int) -> Path:
+    """The checkpoints up to a step, as a job that was cut off there leaves them."""
+    for step in range(EVERY, up_to + 1, EVERY):
+        name = f"step-{step:08d}"
+        shutil.copytree(undisturbed.folder / name, folder / name)
+    return folder
+
+
+def flip_a_bit(folder: Path, step: int) -> None:
+    part = sorted((folder / f"step-{step:08d}").glob("place-*.part"))[1]
+    torn = bytearray(part.read_bytes())
+    torn[len(torn) // 2] ^= 4
+    part.write_bytes(torn)
+
+
+def test_a_flipped_bit_is_passed_over_and_another_layout_gives_the_same_digest(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    folder = copied(undisturbed, tmp_path / "job", 50)
+    flip_a_bit(folder, 50)
+    layout = ("servers=5", "parity=1", "k=3", "spares=0", "scrub.every_steps=1")
+    config = saving(folder, *layout, "checkpoint.keep_last=1")
+    start = find_start(config, resume=True)
+    assert start.step == 40
+    assert "passed over step 50: " in start.notes[0]
+    assert "place-00001" in start.notes[0]
+    report = JobRun(config, start=start).run()
+    assert report["digest"] == undisturbed.digest
+    assert report["resumed_from"] == 40
+    assert report["scrubbed"]["records"] > 0
+    assert report["scrubbed"]["wrong"] == 0
+    assert [one["step"] for one in report["checkpoints"]] == [50, 60]
+    assert whole_steps(folder) == [60]
+    assert content(folder, 60) == content(undisturbed.folder, 60)
+
+
+def test_another_learning_rate_gives_another_digest(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    """A control: what is resumed is trained on, and its digest tells how."""
+    folder = copied(undisturbed, tmp_path / "job", 50)
+    config = saving(folder, *PLAIN, "optimizer.lr=0.021")
+    start = find_start(config, resume=True)
+    assert "optimizer.lr was 0.02 and is 0.021 from here on" in start.notes[1]
+    assert JobRun(config, start=start).run()["digest"] != undisturbed.digest
+
+
+def command(folder: Path, *options: str) -> list[str]:
+    save = [f"checkpoint.path={folder}", f"checkpoint.every_steps={EVERY}"]
+    sets = [option for pair in (*TINY, *SHAPE, *PLAIN, *save) for option in ("--set", pair)]
+    return [sys.executable, "-m", "planaria", "train", *sets, *options]
+
+
+def kill_when(folder: Path, saving_now: bool, after: int, *options: str) -> None:
+    """Runs the command and kills -9 its supervisor, and so all, during a save or after one."""
+    with subprocess.Popen(
+        command(folder, *options), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as job:
+        deadline = time.monotonic() + KILL_S
+
+        def instant() -> bool:
+            steps = [int(path.name[5:]) for path in folder.glob("step-*")]
+            unfinished = [
+                step
+                for step in steps
+                if step > after and not (folder / f"step-{step:08d}/MANIFEST.json").exists()
+            ]
+            return bool(unfinished) if saving_now else max(steps, default=0) > after
+
+        while not instant():
+            assert job.poll() is None, job.stderr and job.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.0005)
+        job.send_signal(signal.SIGKILL)
+        job.communicate(timeout=30)
+        assert job.returncode == -signal.SIGKILL
+
+
+def test_kill_9_of_everything_during_a_save_and_between_two_loses_no_bit(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    folder, report = tmp_path / "job", tmp_path / "report.json"
+    kill_when(folder, True, 10)  # while that of step 20 or a later one is being written
+    first = latest(folder, verify=True)
+    assert first.checkpoint is not None
+    assert first.checkpoint.step >= 10
+    kill_when(folder, False, first.checkpoint.step, "--resume")
+    done = subprocess.run(
+        command(folder, "--resume", "--report", str(report)),
+        capture_output=True,
+        text=True,
+        timeout=KILL_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(report.read_text())
+    assert found["digest"] == undisturbed.digest
+    assert found["resumed_from"] >= first.checkpoint.step
+    assert "resuming from step" in done.stdout
+    assert len(whole_steps(folder)) == 2  # keep_last
+
+
+# ---------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("model.rows=301", "model: expected the tables of the checkpoint of step 60, 6 [(]300 x 8"),
+        ("optimizer.name=sgd", "optimizer.name: expected adagrad, as in the checkpoint of step 60"),
+        ("optimizer.eps=1e-5", "optimizer.eps: expected 1e-10"),
+        ("seed=1", "seed: expected 0, as in the checkpoint of step 60, got 1"),
+        ("batch=32", "batch: expected 64"),
+        ("trainers=2", "trainers: expected 1"),
+        ("model.top=[8]", r"model.top: expected \[16\]"),
+        ("steps=59", "steps: expected 60 or more"),
+    ],
+)
+def test_a_job_that_does_not_fit_is_refused_by_the_name_of_its_key(
+    undisturbed: Undisturbed, override: str, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        find_start(saving(undisturbed.folder, override), resume=True)
+
+
+def test_what_needs_not_fit_is_not_refused(undisturbed: Undisturbed) -> None:
+    config = saving(undisturbed.folder, "steps=500", "servers=9", "parity=3", "threads.server=2")
+    start = find_start(config, resume=True)
+    assert start == Start(60, start.bytes, (f"resuming from step 60 in {undisturbed.folder}",))
+
+
+def test_a_new_job_does_not_mix_its_checkpoints_with_those_of_another(
+    undisturbed: Undisturbed,
+) -> None:
+    with pytest.raises(ConfigError, match=r"checkpoint.path: .*has one of step 60; .*--resume"):
+        find_start(saving(undisturbed.folder), resume=False)
+
+
+def test_nothing_to_resume_from_is_said_with_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "job" / "step-00000010").mkdir(parents=True)
+    done = subprocess.run(
+        command(tmp_path / "job", "--resume"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "COLUMNS": "400"},
+    )
+    assert done.returncode == 2
+    assert "nothing to resume from" in done.stderr
+    assert "passed over step 10" in done.stderr
+    assert "Traceback" not in done.stderr
+    with pytest.raises(ConfigError, match=r"checkpoint.path: expected .*--resume"):
+        find_start(tiny(), resume=True)

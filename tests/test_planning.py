@@ -1,0 +1,213 @@
+"""A plan says what each strategy costs: by formula, by simulation, and which one to take."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planaria.errors import ConfigError
+from planaria.layout.groups import choose_groups
+from planaria.planning import Estimate, Plan, PlanInputs, formulas, make_plan
+from planaria.planning.failures import Failures, exponential
+from planaria.planning.simulation import Behaviour, Interval, rolls_back, run_job, simulate
+
+# PAPERS.md's example of CPR's formulas: O_save 5.6 min, O_load + O_res 5.4 min.
+FIXTURE = PlanInputs(
+    servers=8, mtbf_hours=28, save_seconds=336, load_seconds=24, restart_seconds=300
+)
+
+
+@pytest.fixture(scope="module")
+def fixture() -> Plan:
+    return make_plan(FIXTURE)
+
+
+def row(plan: Plan, name: str) -> Estimate:
+    return next(found for found in plan.estimates if found.name == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "percent", "digits", "interval"),
+    [("checkpoint", 8.5, 1, 2.3), ("cpr naive", 4.4, 1, 2.3), ("cpr", 0.53, 2, 44.8)],
+)
+def test_the_papers_figures_by_formula_and_by_simulation(
+    fixture: Plan, name: str, percent: float, digits: int, interval: float
+) -> None:
+    found = row(fixture, name)
+    assert round(100 * found.formula, digits) == percent
+    assert round(found.behaviour.interval, 1) == interval
+    assert found.checked.overhead.holds(found.formula)
+    assert found.checked.overhead.error < 0.03 * found.formula  # an interval that says something
+    assert not found.checked.overhead.holds(found.formula * 1.05)  # control: a wrong formula
+
+
+def test_lost_samples_are_the_target_by_formula_and_by_simulation(fixture: Plan) -> None:
+    found = row(fixture, "cpr")
+    assert found.lost_samples == pytest.approx(0.1)
+    assert found.checked.pls.holds(0.1)
+    assert not found.checked.pls.holds(0.2)  # control
+
+
+def test_every_row_agrees_with_its_formula_under_its_assumptions() -> None:
+    # A second failure during a rebuild happens often enough to be seen.
+    inputs = replace(FIXTURE, mtbf_hours=10, rebuild_seconds=1800, runs=400, hours=200)
+    plan = make_plan(inputs)
+    assert len(plan.estimates) == 9
+    for found in plan.estimates:
+        if found.name == "none":
+            continue  # whose formula is exact, below
+        assert found.checked.overhead.holds(found.formula), found.name
+        assert found.checked.exceeded.holds(found.exceeded), found.name
+    seen = row(plan, "erasure r=1").checked.exceeded
+    assert 0.2 < seen.mean < 0.8
+    assert not seen.holds(row(plan, "erasure r=2").exceeded)  # control
+
+
+def test_the_whole_job_agrees_with_the_exact_formulas() -> None:
+    """Failures strike saves, repairs and lost work that is done again; two formulas know that."""
+    hours, mtbf = 60.0, 20.0
+    saves = Behaviour("checkpoint", interval=3.0, save=0.2, repair=0.5)
+    kept = simulate([saves], hours, 8, exponential(mtbf), runs=2000, seed=1)[0]
+    exact = formulas.full_recovery_overhead_exact(
+        hours=hours, save=0.2, interval=3.0, repair=0.5, mtbf=mtbf
+    )
+    first_order = formulas.full_recovery_overhead(save=0.2, interval=3.0, repair=0.5, mtbf=mtbf)
+    assert kept.overhead.holds(exact)
+    assert not kept.overhead.holds(first_order)  # control: what the first order leaves out
+    # A job of one MTBF ends sooner or later, so that the mean is not one of given-up runs.
+    restarts = Behaviour("none", repair=0.5)
+    restarted = simulate([restarts], mtbf, 8, exponential(mtbf), runs=2000, seed=2)[0]
+    assert restarted.unfinished < 20
+    assert restarted.overhead.holds(formulas.restart_overhead(mtbf, 0.5, mtbf))
+    assert not restarted.overhead.holds(formulas.restart_overhead(mtbf, 5.0, mtbf))  # control
+
+
+def test_a_run_by_hand() -> None:
+    """Ten hours, a save of half an hour every three; one failure at 5, half an hour to repair."""
+    what = Behaviour("checkpoint", interval=3.0, save=0.5, repair=0.5)
+    once = Failures(20.0, np.array([5.0]), np.array([0]), np.array([0.5]))
+    run = run_job(what, 10.0, 4, once)
+    # Saved at 3.5; 1.5 h are lost. From 5.5 on 7 h are left, with two saves: until 13.5.
+    assert run is not None
+    assert run.overhead == pytest.approx(0.35)
+    erasure = Behaviour("erasure", r=1, k=3, pause=0.1, rebuild=1.0, slowdown=0.5)
+    run = run_job(erasure, 10.0, 4, once)
+    assert run is not None
+    assert run.overhead == pytest.approx(0.06)
+    assert not run.exceeded
+    partial = Behaviour("cpr", interval=3.0, save=0.5, pause=0.5)
+    run = run_job(partial, 10.0, 4, once)
+    assert run is not None
+    assert run.overhead == pytest.approx(0.2)  # three saves and the repair
+    assert run.pls == pytest.approx(1.5 / 40)
+
+
+def test_a_second_failure_during_a_rebuild_is_one_too_many_for_one_parity() -> None:
+    def hard(hours: list[float], places: list[int], r: int) -> list[bool]:
+        what = Behaviour("erasure", r=r, k=2, rebuild=1.0)
+        drawn = Failures(99.0, np.array(hours), np.array(places), np.zeros(len(hours)))
+        return list(map(bool, rolls_back(what, drawn, 6)))
+
+    assert hard([1.0, 1.5], [0, 1], r=1) == [False, True]
+    assert hard([1.0, 1.5], [0, 1], r=2) == [False, False]
+    assert hard([1.0, 1.5, 1.5], [0, 1, 2], r=2) == [False, False, True]
+    assert hard([1.0, 2.5], [0, 1], r=1) == [False, False]  # whole again
+    assert hard([1.0, 1.5], [0, 0], r=1) == [False, False]  # the replacement dies: one place
+
+
+@pytest.mark.parametrize(("servers", "k", "r"), [(12, 4, 1), (12, 4, 2), (20, 3, 2), (24, 2, 3)])
+def test_the_share_of_sets_in_one_group_is_that_of_the_layout(servers: int, k: int, r: int) -> None:
+    covered: set[tuple[int, ...]] = set()
+    for group in choose_groups(servers, k, r):
+        covered.update(itertools.combinations(sorted(map(int, group)), r + 1))
+    true = len(covered) / math.comb(servers, r + 1)
+    assert formulas.share_of_sets(servers, k, r) == pytest.approx(true, abs=0.12)
+
+
+def test_ten_thousand_servers_for_a_year_take_seconds() -> None:
+    inputs = PlanInputs(servers=10_000, hours=8766, mtbf_hours=1.0, model_gb=1e6, runs=2)
+    found = make_plan(inputs)
+    assert row(found, "erasure r=4").whole.overhead.mean < 0.5
+    assert row(found, "none").whole.unfinished == 2
+
+
+def test_bursts_and_uneven_gaps_are_what_the_formula_cannot_see() -> None:
+    calm = make_plan(replace(FIXTURE, runs=100))
+    bursts = make_plan(replace(FIXTURE, runs=100, burst_percent=20, burst_servers=3))
+    assert row(calm, "erasure r=2").whole.exceeded.mean == 0
+    assert row(bursts, "erasure r=2").whole.exceeded.mean > 0.5
+    assert row(bursts, "erasure r=3").whole.exceeded.mean < 0.1
+    assert row(bursts, "erasure r=2").exceeded == row(calm, "erasure r=2").exceeded
+    # Failures that follow one another lose less work: the first has taken it.
+    uneven = make_plan(replace(FIXTURE, runs=100, failures="weibull", shape=0.4))
+    regular = make_plan(replace(FIXTURE, runs=100, failures="gamma", shape=4.0))
+    costs = [row(plan, "checkpoint").whole.overhead for plan in (uneven, regular)]
+    assert costs[0].mean + costs[0].error < costs[1].mean - costs[1].error
+
+
+def test_the_recommendation_follows_the_budgets(fixture: Plan) -> None:
+    def recommended(**budgets: float) -> tuple[str | None, str]:
+        plan = make_plan(PlanInputs(**{**vars(FIXTURE), "runs": 40, **budgets}))
+        return plan.recommended, " ".join((*plan.reasons, *plan.left_out))
+
+    assert fixture.recommended == "cpr"
+    name, reasons = recommended(lost_samples_percent=0)
+    assert name == "checkpoint async"
+    assert "cpr loses samples" in reasons
+    name, reasons = recommended(lost_samples_percent=0, memory_budget_gb=200)
+    assert name == "erasure r=2"
+    assert "checkpoint async: needs 250.0 GB a server; the budget is 200.0 GB" in reasons
+    assert "erasure r=1: loses more than 1 at once" in reasons
+    assert recommended(lost_samples_percent=0, memory_budget_gb=200, loss_percent=10)[0] == (
+        "erasure r=1"
+    )
+    assert recommended(lost_samples_percent=0, memory_budget_gb=130)[0] == "checkpoint"
+    name, reasons = recommended(memory_budget_gb=1)
+    assert name is None
+    assert "no strategy is within the budgets" in reasons
+
+
+def test_a_plan_is_a_function_of_its_inputs_and_seed() -> None:
+    inputs = replace(FIXTURE, runs=10)
+    assert make_plan(inputs).to_dict() == make_plan(inputs).to_dict()
+    assert make_plan(inputs).estimates != make_plan(replace(inputs, seed=1)).estimates
+
+
+def test_an_interval_without_a_hit_does_not_claim_certainty() -> None:
+    assert Interval.of_share(0, 100).holds(0.01)
+    assert not Interval.of_share(0, 100).holds(0.2)
+    assert Interval.of([1.0]).holds(5.0)
+
+
+@pytest.mark.parametrize("servers", [1, 2, 5])
+def test_small_jobs_leave_out_what_they_cannot_use(servers: int) -> None:
+    plan = make_plan(PlanInputs(servers=servers, runs=3))
+    parities = [found.name for found in plan.estimates if found.behaviour.kind == "erasure"]
+    assert parities == [f"erasure r={r}" for r in range(1, servers)]
+    assert len(plan.left_out) == 4 - len(parities)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"servers": 0}, "--servers: expected a number from 1"),
+        ({"mtbf_hours": 0.0}, "--mtbf-hours: expected"),
+        ({"mtbf_hours": math.nan}, "--mtbf-hours: expected"),
+        ({"hours": math.inf}, "--hours: expected"),
+        ({"network_gb_per_s": 0.0}, "--network-gb-per-s: expected a number above 0"),
+        ({"model_gb": math.inf}, "--model-gb: expected a number above 0"),
+        ({"slowdown_percent": 100.0}, "--slowdown-percent: expected below 100"),
+        ({"failures": "often"}, "--failures: expected one of"),
+        ({"failures": "replay"}, "--trace"),
+        ({"burst_servers": 9, "burst_percent": 1.0}, "--burst-servers: expected at most"),
+        ({"runs": 1}, "--runs: expected"),
+        ({"hours": 87_000.0, "mtbf_hours": 0.001}, "--hours: expected at most 200"),
+    ],
+)
+def test_a_wrong_input_is_named(wrong: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make_plan(PlanInputs(**wrong))  # type: ignore[arg-type]
