@@ -49,6 +49,20 @@ def find_start(config: Config, *, resume: bool) -> Start:
     return FROM_THE_BEGINNING
 
 
+def roll_back_to(config: Config) -> Start | None:
+    """Where a job that has lost too much starts again; None if it must stop instead.
+
+    `checkpoint` rolls back always, to the beginning if need be; `erasure` if there is a checkpoint.
+    """
+    folder = config.checkpoint.path
+    if config.strategy == "none" or folder is None or not config.checkpoint.every_steps:
+        return None
+    found = latest(folder, verify=True)
+    if found.checkpoint:
+        return Start(found.checkpoint.step, found.checkpoint.manifest.bytes)
+    return FROM_THE_BEGINNING if config.strategy == "checkpoint" else None
+
+
 def _resume(config: Config, folder: str, found: Found) -> Start:
     notes = [f"passed over step {step}: {why}" for step, _, why in found.passed_over]
     checkpoint = found.checkpoint

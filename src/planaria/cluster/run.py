@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from planaria.cluster.node import EXIT_FAILED, EXIT_FENCED
-from planaria.cluster.resuming import FROM_THE_BEGINNING, Start
+from planaria.cluster.resuming import FROM_THE_BEGINNING, Start, roll_back_to
 from planaria.cluster.saves import Saves
 from planaria.cluster.supervisor import Event, Supervisor
 from planaria.config import Config
@@ -76,22 +76,31 @@ class JobRun:
         """start: where the job begins, as planaria.cluster.resuming finds it."""
         self.config = config
         self.start = start
+        self.resumed_from = start.step or None
         self.pending = sorted(schedule, key=lambda item: item.step)
         self.observe = observe
         self.progress = Progress(step=start.step)
-        self.saves = Saves(config, lambda line: self.observe(line, self.progress))
+        self.saves = Saves(config, self._observe_save)
         self.digests: dict[str, Digest] = {}
         self.memory: dict[str, tuple[int, int]] = {}
         self.resident: dict[str, int] = {}
         self.evaluated: dict[int, tuple[list[int], list[float]]] = {}
         self.losses: dict[int, float] = {}
         self.failure: str | None = None
+        self.rollbacks: list[dict[str, int]] = []
         self.scrubs: dict[int, int] = {}  # round -> wrong records
         self.scrubbed_records = 0
         self.wakes: list[tuple[float, Member]] = []
         self.last_progress = time.monotonic()
 
     def run(self) -> dict[str, Any]:
+        while self._attempt():
+            self._roll_back()
+        self.saves.close()
+        return self.report()
+
+    def _attempt(self) -> str | None:
+        """From the start to the end, or to a loss that the survivors cannot make good: which."""
         for note in self.start.notes:
             self.observe(note, self.progress)
         with Supervisor(self.config, self.start.step) as supervisor:
@@ -100,10 +109,34 @@ class JobRun:
                     self._on_event(supervisor, event)
                 self._wake_frozen(supervisor)
                 self._check_deadline(supervisor)
-        if self.failure:
-            raise LossError(self.failure + self.saves.way_back(self.start.step))
+        return self.failure
+
+    def _roll_back(self) -> None:
+        """Everybody starts again from the newest whole checkpoint, if the strategy has one."""
+        assert self.failure
+        config, lost_at = self.config, self.progress.step
         self.saves.close()
-        return self.report()
+        start = roll_back_to(config)
+        if start is None or lost_at == self.start.step:  # nothing, or not one step since it
+            raise LossError(self.failure + self.saves.way_back(self.start.step))
+        self.observe(
+            f"{self.failure}; all roll back from step {lost_at} to {start.step}", self.progress
+        )
+        self.rollbacks.append({"from_step": lost_at, "to_step": start.step})
+        for failure in self.progress.failures:
+            if failure.gap_ms is None:
+                failure.view_at = time.monotonic()  # the next step is one of the new processes
+        self.start, self.failure = start, None
+        self.saves = Saves(config, self._observe_save, self.saves.found)
+        self.progress.step = start.step
+        self.progress.servers, self.progress.trainers, self.progress.rebuilding = [], [], {}
+        self.last_progress = time.monotonic()
+        for ended in (self.digests, self.memory, self.resident, self.evaluated, self.losses):
+            ended.clear()
+        self.wakes.clear()
+
+    def _observe_save(self, line: str) -> None:
+        self.observe(line, self.progress)
 
     def _over(self, supervisor: Supervisor) -> bool:
         if not supervisor.finished:
@@ -312,7 +345,8 @@ class JobRun:
                 "wrong": sum(self.scrubs.values()),
             },
             "failures": [self._failure(failure) for failure in self.progress.failures],
-            "resumed_from": self.start.step or None,
+            "resumed_from": self.resumed_from,
+            "rollbacks": self.rollbacks,
             "checkpoints": self.saves.found,
         }
 

@@ -7,7 +7,7 @@ before it that still lacks a part will never get it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,9 +29,14 @@ class Pending:
 class Saves:
     """The checkpoints of one run. `found` is what the report says of them."""
 
-    def __init__(self, config: Config, observe: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        observe: Callable[[str], None],
+        found: Sequence[dict[str, Any]] = (),  # before all rolled back
+    ) -> None:
         self.config = config
-        self.found: list[dict[str, Any]] = []
+        self.found = list(found)
         self._observe = observe
         self._wanted = {DENSE, *config.layout.places}
         self._pending: dict[int, Pending] = {}

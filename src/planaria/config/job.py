@@ -141,7 +141,7 @@ class ThreadsConfig:
 class Config:
     """A job. Make one with `load` or `from_dict`: the constructor checks nothing."""
 
-    strategy: Annotated[str, choice("erasure", "none", later=("checkpoint", "cpr"))] = "erasure"
+    strategy: Annotated[str, choice("erasure", "checkpoint", "none", later=("cpr",))] = "erasure"
     servers: Annotated[int, whole(1, MAX_PROCESSES)] = 6
     parity: Annotated[int, whole(0, MAX_R)] = 1
     k: Annotated[int | None, or_null(whole(1, MAX_K))] = None
@@ -354,6 +354,10 @@ def _check_together(config: Config) -> None:
         optimizer.schedule != "linear" or optimizer.warmup_steps < config.steps,
         f"optimizer.warmup_steps: expected fewer than steps, {config.steps}, because a linear "
         f"schedule has to come down again, got {optimizer.warmup_steps}",
+    )
+    _require(
+        config.strategy != "checkpoint" or config.checkpoint.every_steps > 0,
+        "checkpoint.every_steps: expected 1 or more, because strategy is checkpoint, got 0",
     )
     _require(
         config.checkpoint.path is not None or not config.checkpoint.every_steps,
