@@ -78,6 +78,17 @@ def test_a_frozen_server_is_replaced_and_fenced_when_it_wakes() -> None:
     assert "server-2" not in codes
 
 
+def test_a_trainer_that_was_started_in_vain_has_no_say_in_the_digest() -> None:
+    """A replacement that takes longer to start than the deadline is asked for twice.
+
+    The one too many reported the digest of a network that it had never trained.
+    """
+    config = tiny("servers=2", "parity=1", "cluster.deadline_s=1.1")
+    run = BeatenRun(config, [Blow(10, ("trainer:1",))])
+    assert run.run()["digest"] == undisturbed()
+    assert len(run.of("spawn")) >= 2  # a control: it did happen
+
+
 # ---------------------------------------------------------------------------- more than r
 
 

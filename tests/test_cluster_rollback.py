@@ -25,7 +25,8 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> str:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    tmp_path_factory.getbasetemp()  # made before a test looks for what was left behind
     return str(JobRun(tiny("steps=60", "servers=3", "trainers=1", "strategy=none")).run()["digest"])
 
 

@@ -84,6 +84,7 @@ def train(
     Exit codes: 0 done, 1 failed, 2 wrong configuration or nothing to resume from (nothing was
     started), 3 more was lost than the parity can bear.
     """
+    _check_report(report)
     job, schedule = _read(config, sets, kill, freeze)
     try:
         start = find_start(job, resume=resume)
@@ -107,11 +108,14 @@ def drill(
     Without --kill or --freeze, any server is killed halfway. Neither run saves checkpoints. Exit
     code 1 if the digests differ.
     """
+    _check_report(report)
     job, schedule = _read(config, sets, kill, freeze)
     job = replace(job, checkpoint=CheckpointConfig())
     if not schedule:
         schedule = resolve([parse_kill(f"server:any@{max(job.steps // 2, 1)}")], job)
+    console.print("1 of 2: undisturbed")
     undisturbed = _run("undisturbed", job, [])
+    console.print("2 of 2: disturbed")
     disturbed = _run("disturbed", job, schedule)
     show_report(console, disturbed)
     console.print(f"digest undisturbed  {undisturbed['digest']}")
@@ -178,11 +182,25 @@ def _run(
         _leave(EXIT_FAILED, str(error))
 
 
+def _check_report(path: Path | None) -> None:
+    """Before anything starts: a long run should not end with a path that was mistyped."""
+    if path is None:
+        return
+    if path.is_dir():
+        _leave(EXIT_CONFIG, f"--report: expected a file, but {path} is a folder")
+    if not path.resolve().parent.is_dir():
+        _leave(EXIT_CONFIG, f"--report: the folder of {path} does not exist")
+
+
 def _write(path: Path | None, report: dict[str, Any]) -> None:
     if path is None:
         return
+    content = msgspec.json.format(msgspec.json.encode(report)) + b"\n"
     try:
-        write_atomically(path, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)  # a pipe or a device
+        else:
+            write_atomically(path.resolve(), content)
     except OSError as error:
         _leave(EXIT_FAILED, f"the run is done, but its report could not be written: {error}")
 

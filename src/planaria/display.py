@@ -17,6 +17,7 @@ from planaria.config import Config
 
 RECENT_STEPS = 50  # over which the rate is taken
 SHOWN_LINES = 8
+QUIET_S = 10.0  # without a terminal: the longest time between two lines
 
 
 class Display:
@@ -28,7 +29,7 @@ class Display:
         self.config = config
         self.lines: list[str] = []
         self.next_tenth = 1
-        self.started = time.monotonic()
+        self.started = self.said_at = time.monotonic()
         self.live = (
             Live(console=console, refresh_per_second=8, transient=True)
             if console.is_terminal
@@ -57,13 +58,21 @@ class Display:
                 self.console.print(text, markup=False, soft_wrap=True)
         if self.live:
             self.live.update(self._panel(progress))
-        elif progress.step_at and progress.step * 10 >= self.config.steps * self.next_tenth:
+        elif progress.step_at and self._worth_a_line(progress):
+            now = time.monotonic()
+            self.said_at = now
             self.next_tenth = progress.step * 10 // self.config.steps + 1
+            rate = _rate(progress, self.config)
             self.console.print(
-                f"{time.monotonic() - self.started:7.2f} s  step {progress.step} of "
-                f"{self.config.steps}, {_quality(progress)}, {_rate(progress, self.config)}",
+                f"{now - self.started:7.2f} s  step {progress.step} of {self.config.steps}, "
+                f"{_quality(progress)}{', ' if rate else ''}{rate}",
                 soft_wrap=True,
             )
+
+    def _worth_a_line(self, progress: Progress) -> bool:
+        """At every tenth of the steps, and when nothing was said for a while."""
+        tenth = progress.step * 10 >= self.config.steps * self.next_tenth
+        return tenth or time.monotonic() - self.said_at > QUIET_S
 
     def _panel(self, progress: Progress) -> RenderableType:
         bar = Table.grid(padding=(0, 1))
@@ -115,6 +124,10 @@ def show_report(console: Console, report: dict[str, Any]) -> None:
         table.add_row(name, "-" if value is None else format(value, form))
     megabytes = (report["bytes_records"] / 1e6, report["bytes_parity"] / 1e6)
     table.add_row("memory", f"{megabytes[0]:,.1f} MB records, {megabytes[1]:,.1f} MB parity")
+    if (scrubbed := report["scrubbed"])["rounds"]:
+        table.add_row(
+            "scrubbed", f"{scrubbed['records']:,} parity records, {scrubbed['wrong']} wrong"
+        )
     console.print(table)
     for failure in report["failures"]:
         gap, rebuilt = failure["gap_ms"], failure["rebuilt_ms"]

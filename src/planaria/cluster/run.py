@@ -87,6 +87,7 @@ class JobRun:
         self.evaluated: dict[int, tuple[list[int], list[float]]] = {}
         self.losses: dict[int, float] = {}
         self.failure: str | None = None
+        self.shown_view: list[int] = []  # a new coordinator tells of the last one again
         self.rollbacks: list[dict[str, int]] = []
         self.scrubs: dict[int, int] = {}  # round -> wrong records
         self.scrubbed_records = 0
@@ -103,7 +104,13 @@ class JobRun:
         """From the start to the end, or to a loss that the survivors cannot make good: which."""
         for note in self.start.notes:
             self.observe(note, self.progress)
-        with Supervisor(self.config, self.start.step) as supervisor:
+        config = self.config
+        with Supervisor(config, self.start.step) as supervisor:
+            self.observe(
+                f"{config.servers} servers, {config.spares} spares and {config.ranks} trainers "
+                f"start; the job's folder is {supervisor.folder}",
+                self.progress,
+            )
             while not self._over(supervisor):
                 for event in supervisor.events(POLL_S):
                     self._on_event(supervisor, event)
@@ -228,7 +235,8 @@ class JobRun:
     def _on_view(self, event: Event) -> None:
         progress = self.progress
         progress.servers, progress.trainers = event.facts["servers"], event.facts["trainers"]
-        if event.facts["view"] != [1, 1]:
+        if event.facts["view"] not in ([1, 1], self.shown_view):
+            self.shown_view = event.facts["view"]
             for failure in progress.failures:
                 if failure.view_at is None and failure.detected_ms is not None:
                     failure.view_at = event.at
@@ -317,13 +325,13 @@ class JobRun:
 
     def report(self) -> dict[str, Any]:
         config, layout = self.config, self.config.layout
-        records = sum(
-            (d for member, d in self.digests.items() if member.startswith("server")), Digest()
-        )
-        dense = {str(d) for member, d in self.digests.items() if member.startswith("trainer")}
-        if len(dense) != 1:
-            raise ClusterError(f"the replicas of the dense network differ: {sorted(dense)}")
-        replica = next(d for member, d in self.digests.items() if member.startswith("trainer"))
+        records = sum((self.digests[server] for server in self.progress.servers), Digest())
+        replica, *others = (self.digests[trainer] for trainer in self.progress.trainers)
+        if any(other != replica for other in others):
+            raise ClusterError(
+                f"the replicas of the dense network differ: {', '.join(map(str, others))} are not "
+                f"all {replica}"
+            )
         position = Digest(config.steps * config.batch, 0)
         return {
             "digest": str(records + replica + position),

@@ -78,7 +78,7 @@ class ServerNode(MemberNode):
     def work(self) -> int:
         self._save_if_due()  # time, too, can let a step go
         self._report()
-        if not self.server.unsent:
+        if not self.server.unsent or self.server.frozen():
             return IDLE_MS
         wait_s = self._protect_at() - time.monotonic()
         if wait_s <= 0:

@@ -60,7 +60,12 @@ class Supervisor:
         """start: the step of the checkpoint that the job starts from; 0 for none."""
         self.config = config
         self.start = start
-        self.folder = Path(tempfile.mkdtemp(prefix="planaria-"))
+        try:
+            self.folder = Path(tempfile.mkdtemp(prefix="planaria-"))
+        except OSError as error:
+            raise ClusterError(
+                f"no folder for the job could be made: {error}; set TMPDIR to one with room"
+            ) from None
         self.files = JobFiles(self.folder)
         self.children: dict[Member, Child] = {}
         self.coordinator: Member = ""
@@ -81,6 +86,9 @@ class Supervisor:
                 self._start("trainer", f"trainer-{rank}", rank)
             for _ in range(self.config.spares):
                 self._start_spare()
+        except OSError as error:
+            self.close()
+            raise ClusterError(f"the job could not be started in {self.folder}: {error}") from None
         except BaseException:
             self.close()
             raise
@@ -204,6 +212,8 @@ class Supervisor:
                         self._tell_coordinator_address(other)
                 for suspect in self._suspects:
                     self._order(child, suspect=suspect)
+        elif event.name == "silent":  # should it wake up under another coordinator
+            self._suspects.append(event.facts["member"])
         elif event.name == "finished":
             self.finished = True
         elif self.finished:

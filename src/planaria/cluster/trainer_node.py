@@ -239,7 +239,7 @@ class TrainerNode(MemberNode):
 
     def run(self) -> str:
         reason = super().run()
-        if reason == DONE:
+        if reason == DONE and not self.trainer.blank:  # one too many may have been started
             self.saver.close()
             digest = self.dense.digest()
             self.link.say(

@@ -288,6 +288,8 @@ class CoordinatorMachine:
     # ------------------------------------------------------------------ scrubbing
 
     def _start_scrub(self, asked_by: Member) -> None:
+        if self.scrubbing and self.scrubbing.asked_by == asked_by:
+            return  # it is on its way; who asks again was only impatient
         self._scrubs -= 1  # steps, which servers number their own rounds by, are positive
         self.scrubbing = Scrubbing(asked_by, self._scrubs)
         self._ask_scrub()
