@@ -245,9 +245,8 @@ class JobRun:
                 f"rebuilding {event.facts['rebuilding'] or 'nothing'}",
                 progress,
             )
-        if (
-            progress.step == self.start.step
-        ):  # later views are no progress: replacements may die one by one
+        # Later views are no progress: replacements may die one by one.
+        if progress.step == self.start.step:
             self.last_progress = event.at
 
     def _on_exit(self, supervisor: Supervisor, event: Event) -> None:
