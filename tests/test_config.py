@@ -291,7 +291,7 @@ def test_no_text_raises_anything_else(tmp_path: Path, path: str, text: str) -> N
         ("batch=", "got null"),
         ("strategy=cpr", "strategy: cpr is not available yet; use erasure, checkpoint or none"),
         ("strategy=checkpoint", "checkpoint.every_steps: expected 1 or more, because strategy is"),
-        ("strategy=hope", "strategy: expected erasure or none, got 'hope'"),
+        ("strategy=hope", "strategy: expected erasure, checkpoint or none, got 'hope'"),
         ("optimizer.lrr=1", "optimizer.lrr: unknown key; did you mean optimizer.lr?"),
         ("optimzer.lr=1", "did you mean optimizer.lr?"),
         ("histroy.steps=1", "did you mean history.steps?"),

@@ -79,7 +79,7 @@ class KillsAtTheEnd(World):
 
 def test_a_server_that_dies_when_trainers_are_done_is_rebuilt_before_the_end() -> None:
     """Unless nobody notices in time; then the others still have all of it (see `at_end`)."""
-    worlds = [KillsAtTheEnd(ToyJob(), seed, Faults(count=0)).run() for seed in range(10)]
+    worlds = [KillsAtTheEnd(ToyJob(), seed, Faults(count=0)).run() for seed in range(40)]
     assert all(len(world.dead) == 1 for world in worlds)
     assert {len(world.oracle.installs) for world in worlds} == {1, 2}
 
