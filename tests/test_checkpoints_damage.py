@@ -223,6 +223,18 @@ def test_no_flip_and_no_cut_anywhere_is_restored_as_if_it_were_whole(
         _steps_restored(folder, Model(), OTHER)
 
 
+def test_no_flip_in_a_manifest_goes_unnoticed(saved: Path, tmp_path: Path) -> None:
+    """Every byte, every bit that makes it another kind of byte: some are no UTF-8 any more."""
+    folder = Path(shutil.copytree(saved, tmp_path / "copy"))
+    shutil.rmtree(folder / "step-00000003")
+    manifest = folder / "step-00000002" / "MANIFEST.json"
+    for at in range(0, manifest.stat().st_size, 7):
+        flip(manifest, at, 7)
+        assert latest(folder).passed_over, at
+        flip(manifest, at, 7)
+    assert not latest(folder).passed_over  # a control
+
+
 def test_a_payload_that_a_server_does_not_need_does_not_stop_it(tmp_path: Path) -> None:
     layout = Layout.fresh(3, 0)
     for step in (1, 2):

@@ -145,7 +145,7 @@ def read_manifest(folder: Folder, step: int) -> tuple[Manifest, str]:
 def _decode(text: bytes, folder: Folder) -> tuple[Manifest, str]:
     try:
         sealed = msgspec.json.decode(text, type=_Sealed)
-    except msgspec.DecodeError as why:
+    except (msgspec.DecodeError, UnicodeDecodeError) as why:
         raise DamagedCheckpoint(f"{MANIFEST} in {folder} is cut or damaged: {why}") from why
     content = bytes(sealed.content)
     if hashlib.sha256(content).hexdigest() != sealed.sha256:
