@@ -33,6 +33,7 @@ class CoordinatorNode(Node):
             now=time.monotonic(),
             retry_s=config.cluster.retry_ms / 1000,
             deadline_s=config.cluster.deadline_s,
+            partial=config.strategy == "cpr",
         )
         self.limit_s = config.cluster.heartbeat_limit_ms / 1000
         self.heard: dict[Member, float] = {}
@@ -43,6 +44,8 @@ class CoordinatorNode(Node):
         super()._on_order(order)
         if "suspect" in order:
             self._suspects.put(order["suspect"])
+        if "partial" in order:
+            self.machine.partial = order["partial"]
 
     def _on_orphan(self) -> None:
         """Cleans up in the supervisor's place; the others end at the same moment."""

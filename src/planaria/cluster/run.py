@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from planaria.cluster.node import EXIT_FAILED, EXIT_FENCED
+from planaria.cluster.partial import Losses
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Start, roll_back_to
 from planaria.cluster.saves import Saves
 from planaria.cluster.supervisor import Event, Supervisor
@@ -91,6 +92,7 @@ class JobRun:
         self.rollbacks: list[dict[str, int]] = []
         self.scrubs: dict[int, int] = {}  # round -> wrong records
         self.scrubbed_records = 0
+        self.losses_of_rows = Losses(config)
         self.wakes: list[tuple[float, Member]] = []
         self.last_progress = time.monotonic()
 
@@ -207,6 +209,10 @@ class JobRun:
                         "match their data",
                         self.progress,
                     )
+            case "updates":
+                self.losses_of_rows.on_updates(facts)
+            case "reloaded":
+                self._on_reloaded(supervisor, event)
             case "saved":
                 self.saves.on_saved(facts)
             case "save failed":
@@ -283,6 +289,17 @@ class JobRun:
                     f"{failure.who} is whole again after {failure.rebuilt_ms:.0f} ms", self.progress
                 )
 
+    def _on_reloaded(self, supervisor: Supervisor, event: Event) -> None:
+        self.observe(self.losses_of_rows.on_reloaded(event.facts), self.progress)
+        self._on_rebuilt(event)
+        self.last_progress = event.at
+        if self.losses_of_rows.passes_budget():
+            supervisor.recover_fully()
+            self.observe(
+                "the lost samples have passed the budget: at the next failure all roll back",
+                self.progress,
+            )
+
     # ------------------------------------------------------------------ disturbing
 
     def _disturb(self, supervisor: Supervisor, item: Scheduled) -> None:
@@ -354,6 +371,9 @@ class JobRun:
             "failures": [self._failure(failure) for failure in self.progress.failures],
             "resumed_from": self.resumed_from,
             "rollbacks": self.rollbacks,
+            "pls": self.losses_of_rows.pls,
+            "pls_updates": self.losses_of_rows.pls_updates,
+            "reloads": self.losses_of_rows.reloads,
             "checkpoints": self.saves.found,
         }
 

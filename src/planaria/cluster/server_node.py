@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from planaria import kernels
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import IDLE_MS, MemberNode
-from planaria.cluster.saving import PartSaver, copy_records, restore_records
+from planaria.cluster.saving import PartSaver, copy_records, reload_records, restore_records
 from planaria.coordinator.machine import DONE
 from planaria.server.job import ServerJob
 from planaria.server.machine import ServerMachine
 from planaria.tables import make_arenas
-from planaria.wire.messages import Member, Message
+from planaria.wire.messages import Member, Message, Push
 
 REPORT_S = 0.2
 PAUSE_SHARE = 0.1
@@ -26,6 +28,21 @@ def resident_bytes() -> int:
     """Memory of this process that is really in use, by the kernel's count."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass
+class UpdateCount:
+    """How many row updates this process has made, and how many of them are in no save."""
+
+    steps: int = 0
+    total: int = 0
+    unsaved: int = 0
+
+    def note(self, pushes: Sequence[Push]) -> None:
+        rows = sum(len(index) for push in pushes for index in push.indices)
+        self.steps += 1
+        self.total += rows
+        self.unsaved += rows
 
 
 class ServerNode(MemberNode):
@@ -47,6 +64,7 @@ class ServerNode(MemberNode):
             rebuild_jobs=config.rebuild.jobs,
             rebuild_bytes_per_s=config.rebuild.bytes_per_s,
             scrub_every=config.scrub.every_steps,
+            partial=config.strategy == "cpr",
         )
         start = files.start() if place is not None else 0
         self.server = ServerMachine(member, job, fresh_place=place, restored_at=start or None)
@@ -54,6 +72,9 @@ class ServerNode(MemberNode):
         if start and self.server.store is not None:
             restore_records(config, start, self.server.store)
         self.saver = PartSaver(config, self.link.say, start, job.arenas)
+        self.updates = UpdateCount()
+        if job.partial:
+            self.server.on_applied = self.updates.note
         self._was_whole = place is not None
         self._said = 0.0
         self._applied = (0, 0.0, 0.0)  # the last step seen, when it was, when to send its deltas
@@ -72,6 +93,7 @@ class ServerNode(MemberNode):
             return  # a replacement starts at a later step
         if server.whole:
             self.saver.save(step, server.place, lambda: copy_records(store))
+            self.updates.unsaved = 0
         else:
             self.saver.fail(step, server.place, "this server is being rebuilt")
 
@@ -115,6 +137,9 @@ class ServerNode(MemberNode):
         if server.rebuilder is None:
             return
         now = time.monotonic()
+        if self.server.job.partial and now - self._said > REPORT_S:
+            self._said = now
+            self.link.say("updates", place=server.place, **asdict(self.updates))
         finished = server.whole and not self._was_whole
         if finished or (not server.whole and now - self._said > REPORT_S):
             self._said = now
@@ -127,7 +152,30 @@ class ServerNode(MemberNode):
             )
 
     def on_view(self) -> None:
+        if self.server.wants_save:
+            self._fill_from_save()
         self._was_whole = self.server.whole
+
+    def _fill_from_save(self) -> None:
+        """Partial recovery: this server goes on from its last save, the others from where they are.
+
+        Nobody can go on without it, so it may take its time: the heart beats in another thread.
+        """
+        store = self.server.store
+        assert store is not None
+        began = time.monotonic()
+        saved = reload_records(self.config, store)
+        data = store.memory().data
+        self.link.say(
+            "reloaded",
+            place=self.server.place,
+            step=store.step,
+            saved=saved,
+            rows=sum(arena.data_records for arena in store.arenas),
+            bytes=data,
+            seconds=time.monotonic() - began,
+        )
+        self.post(self.server.filled())
 
     def run(self) -> str:
         reason = super().run()

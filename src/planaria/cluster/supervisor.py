@@ -74,6 +74,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._names = {"server": config.servers, "trainer": config.ranks, "coordinator": 0}
         self._suspects: list[Member] = []
+        self._full_recovery = False
 
     def __enter__(self) -> Supervisor:
         try:
@@ -159,6 +160,12 @@ class Supervisor:
         if coordinator and coordinator.address:
             self._order(child, coordinator=coordinator.address)
 
+    def recover_fully(self) -> None:
+        """From now on a lost server is a loss: partial recovery has cost enough."""
+        self._full_recovery = True
+        if coordinator := self.children.get(self.coordinator):
+            self._order(coordinator, partial=False)
+
     # ------------------------------------------------------------------ events
 
     def events(self, timeout_s: float) -> list[Event]:
@@ -212,6 +219,8 @@ class Supervisor:
                         self._tell_coordinator_address(other)
                 for suspect in self._suspects:
                     self._order(child, suspect=suspect)
+                if self._full_recovery:
+                    self._order(child, partial=False)
         elif event.name == "silent":  # should it wake up under another coordinator
             self._suspects.append(event.facts["member"])
         elif event.name == "finished":

@@ -132,6 +132,24 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class CprConfig:
+    variant: Annotated[str, choice("vanilla", "scar", "mfu", "ssu")] = "vanilla"
+    target_pls: Annotated[float, number("a number above 0, up to 1", lambda x: 0 < x <= 1)] = 0.1
+    rho: Annotated[float, number("a number above 0, up to 1", lambda x: 0 < x <= 1)] = 0.125
+    large_share: Annotated[float, number("a number from 0 to 1", lambda x: 0 <= x <= 1)] = 0.99
+
+
+@dataclass(frozen=True)
+class FailuresConfig:
+    """What is expected of the machines: all strategies but erasure plan their saves by it."""
+
+    mtbf_s: Annotated[float | None, or_null(POSITIVE)] = None
+    save_s: Annotated[float | None, or_null(POSITIVE)] = None
+    load_s: Annotated[float | None, or_null(NOT_NEGATIVE)] = None
+    reschedule_s: Annotated[float, NOT_NEGATIVE] = 1.0
+
+
+@dataclass(frozen=True)
 class ThreadsConfig:
     server: Annotated[int, whole(1, 1024)] = 1
     trainer: Annotated[int, whole(1, 1024)] = 1
@@ -141,7 +159,7 @@ class ThreadsConfig:
 class Config:
     """A job. Make one with `load` or `from_dict`: the constructor checks nothing."""
 
-    strategy: Annotated[str, choice("erasure", "checkpoint", "none", later=("cpr",))] = "erasure"
+    strategy: Annotated[str, choice("erasure", "checkpoint", "cpr", "none")] = "erasure"
     servers: Annotated[int, whole(1, MAX_PROCESSES)] = 6
     parity: Annotated[int, whole(0, MAX_R)] = 1
     k: Annotated[int | None, or_null(whole(1, MAX_K))] = None
@@ -159,6 +177,8 @@ class Config:
     scrub: ScrubConfig = field(default_factory=ScrubConfig)
     threads: ThreadsConfig = field(default_factory=ThreadsConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    cpr: CprConfig = field(default_factory=CprConfig)
+    failures: FailuresConfig = field(default_factory=FailuresConfig)
 
     @classmethod
     def load(cls, path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -356,8 +376,8 @@ def _check_together(config: Config) -> None:
         f"schedule has to come down again, got {optimizer.warmup_steps}",
     )
     _require(
-        config.strategy != "checkpoint" or config.checkpoint.every_steps > 0,
-        "checkpoint.every_steps: expected 1 or more, because strategy is checkpoint, got 0",
+        config.strategy not in ("checkpoint", "cpr") or config.checkpoint.every_steps > 0,
+        f"checkpoint.every_steps: expected 1 or more, because strategy is {config.strategy}, got 0",
     )
     _require(
         config.checkpoint.path is not None or not config.checkpoint.every_steps,
