@@ -15,7 +15,7 @@ from typing import Any
 
 from planaria.checkpoints.folders import open_folder
 from planaria.config import Config
-from planaria.planning.formulas import (
+from planaria.formulas import (
     full_recovery_overhead,
     partial_interval,
     partial_recovery_overhead,
