@@ -83,6 +83,7 @@ class JobRun:
         self.progress = Progress(step=start.step)
         self.saves = Saves(config, self._observe_save)
         self.digests: dict[str, Digest] = {}
+        self.left: set[Member] = set()
         self.memory: dict[str, tuple[int, int]] = {}
         self.resident: dict[str, int] = {}
         self.evaluated: dict[int, tuple[list[int], list[float]]] = {}
@@ -142,23 +143,20 @@ class JobRun:
         self.last_progress = time.monotonic()
         for ended in (self.digests, self.memory, self.resident, self.evaluated, self.losses):
             ended.clear()
+        self.left.clear()
         self.wakes.clear()
 
     def _observe_save(self, line: str) -> None:
         self.observe(line, self.progress)
 
     def _over(self, supervisor: Supervisor) -> bool:
+        """Everybody told what it holds before the end; they may still be writing a checkpoint."""
         if not supervisor.finished:
             return False
         if self.failure:
             return True
-        awaited = {*self.progress.servers, *self.progress.trainers} - self.digests.keys()
-        if ended := sorted(awaited - supervisor.children.keys()):
-            raise ClusterError(
-                f"{', '.join(ended)} ended after the last step, before saying what it holds; run "
-                "the job again"
-            )
-        return not awaited
+        members = {*self.progress.servers, *self.progress.trainers}
+        return not (members & supervisor.children.keys()) - self.left
 
     def _check_deadline(self, supervisor: Supervisor) -> None:
         quiet_s = time.monotonic() - self.last_progress
@@ -204,6 +202,8 @@ class JobRun:
                     "those of the job: the model is judged by fewer than data.test_samples",
                     self.progress,
                 )
+            case "left":
+                self.left.add(event.member)
             case "evaluated":
                 self.evaluated[facts["rank"]] = (facts["labels"], facts["logits"])
             case "scrubbed":

@@ -13,7 +13,6 @@ from planaria import kernels
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import IDLE_MS, MemberNode
 from planaria.cluster.saving import PartSaver, copy_records, reload_records, restore_records
-from planaria.coordinator.machine import DONE
 from planaria.server.job import ServerJob
 from planaria.server.machine import ServerMachine
 from planaria.tables import make_arenas
@@ -58,6 +57,7 @@ class ServerNode(MemberNode):
             config.seed,
             config.ranks,
             config.lr,
+            config.steps,
             keep_steps=config.history.steps,
             retry_s=config.cluster.retry_ms / 1000,
             rebuild_chunk=config.rebuild.chunk,
@@ -100,6 +100,8 @@ class ServerNode(MemberNode):
     def work(self) -> int:
         self._save_if_due()  # time, too, can let a step go
         self._report()
+        if self.server.done and not self.server.left:
+            self._tell_what_it_holds()
         if not self.server.unsent or self.server.frozen():
             return IDLE_MS
         wait_s = self._protect_at() - time.monotonic()
@@ -177,20 +179,17 @@ class ServerNode(MemberNode):
         )
         self.post(self.server.filled())
 
-    def run(self) -> str:
-        reason = super().run()
+    def _tell_what_it_holds(self) -> None:
         store = self.server.store
-        if reason == DONE and store is not None:
-            self.saver.close()
-            memory = store.memory()
-            digest = store.digest()
-            self.link.say(
-                "server done",
-                place=self.server.place,
-                digest=[str(digest.first), str(digest.second)],
-                data=memory.data,
-                parity=memory.parity,
-                resident=resident_bytes(),
-                refused=self.server.refused + self.transport.refused,
-            )
-        return reason
+        assert store is not None
+        memory, digest = store.memory(), store.digest()
+        self.link.say(
+            "server done",
+            place=self.server.place,
+            digest=[str(digest.first), str(digest.second)],
+            data=memory.data,
+            parity=memory.parity,
+            resident=resident_bytes(),
+            refused=self.server.refused + self.transport.refused,
+        )
+        self.post(self.server.leave())
