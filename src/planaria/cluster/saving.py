@@ -1,16 +1,18 @@
 """Writing a process's part of a checkpoint, in a thread of its own, while training goes on.
 
-The content is a copy, taken between two messages; from then on the writer owns it. There is one
-writer and one copy at a time. A process that is due to save again waits a little for the writer
-before: if every process skipped what it is too slow for, no checkpoint might ever have all parts.
+The content is of the instant between two messages at which it was taken: a snapshot of a server's
+records, a copy of the dense network. There is one writer and one content at a time. A process that
+is due to save again waits a little for the writer before: if every process skipped what it is too
+slow for, no checkpoint might ever have all parts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,16 +21,24 @@ from planaria.checkpoints import Checkpoint, PartSummary, PartWriter, make_encod
 from planaria.config import Config
 from planaria.errors import PlanariaError
 from planaria.kernels.types import Records
+from planaria.server.snapshot import Wanted
 from planaria.server.store import Store
 from planaria.tables import Arena
 
 PATIENCE = 0.25  # share of cluster.deadline_s, within which everybody must answer a view change
 DENSE_NAME = "dense"
 
-Fill: TypeAlias = Callable[[PartWriter], None]
-"""Writes a copy into a part."""
 Say: TypeAlias = Callable[..., None]
 """Tells the supervisor of an event, with its facts; from any thread."""
+
+
+class Content(Protocol):
+    """What a save writes, as of the instant at which it was taken."""
+
+    def write(self, part: PartWriter) -> None: ...
+
+    def close(self) -> None:
+        """It is written, or never will be."""
 
 
 class PartSaver:
@@ -54,20 +64,20 @@ class PartSaver:
         found = step - step % self.every
         return found if found > max(last, 0) else None
 
-    def save(self, step: int, place: int, copy: Callable[[], Fill]) -> None:
-        """copy: makes a copy of what is to be saved, and gives what writes that copy."""
+    def save(self, step: int, place: int, take: Callable[[], Content]) -> None:
+        """take: what is to be saved, as of now; it is called once nothing else is being written."""
         if not self._wait(self._patience_s):
             why = "the part of the checkpoint before it is still being written; save less often"
             self.fail(step, place, why)
             return
         began = time.monotonic()
         try:
-            fill = copy()
+            content = take()
         except (PlanariaError, MemoryError) as error:
-            self.fail(step, place, f"no copy could be taken: {error}")
+            self.fail(step, place, f"nothing could be taken to be saved: {error}")
             return
         self._thread = threading.Thread(
-            target=self._write, args=(step, place, fill, began), daemon=True
+            target=self._write, args=(step, place, content, began), daemon=True
         )
         self._thread.start()
 
@@ -86,11 +96,14 @@ class PartSaver:
             self._thread = None
         return True
 
-    def _write(self, step: int, place: int, fill: Fill, began: float) -> None:
+    def _write(self, step: int, place: int, content: Content, began: float) -> None:
         assert self._folder is not None
         try:
-            with PartWriter(self._folder, step, place, self._encodings) as part:
-                fill(part)
+            with (
+                contextlib.closing(content),
+                PartWriter(self._folder, step, place, self._encodings) as part,
+            ):
+                content.write(part)
                 summary = part.finish()
         except Exception as error:  # drivers of storage raise anything; nobody else would see it
             self.fail(step, place, str(error))
@@ -104,22 +117,34 @@ def summary_of(facts: dict[str, object]) -> PartSummary:
     return msgspec.convert(facts, PartSummary, str_keys=True)
 
 
-def copy_records(store: Store) -> Fill:
-    """The data records of a server. Parity is made again when they are restored."""
-    copies = [arena.records[: arena.data_records].copy() for arena in store.arenas]
-    slots = [arena.layout.slots for arena in store.arenas]
+class SavedRecords:
+    """The data records of a server, all or some. Parity is made again when they are restored."""
 
-    def fill(part: PartWriter) -> None:
-        for number, (records, size) in enumerate(zip(copies, slots, strict=True)):
-            for first in range(0, len(records), size):  # region by region
-                part.add(number, first, records[first : first + size])
+    def __init__(self, store: Store, wanted: Sequence[Wanted] | None = None) -> None:
+        self._snapshot = store.take_snapshot(wanted)
 
-    return fill
+    def write(self, part: PartWriter) -> None:
+        for piece in self._snapshot.pieces():
+            if piece.rows is None:
+                part.add(piece.arena, piece.first, piece.records)
+            else:
+                part.add_rows(piece.arena, piece.rows, piece.records)
+
+    def close(self) -> None:
+        self._snapshot.close()
 
 
-def copy_dense(state: Records) -> Fill:
-    """state: a copy already."""
-    return lambda part: part.add_bytes(DENSE_NAME, state)
+class SavedDense:
+    """The dense network. state: a copy already."""
+
+    def __init__(self, state: Records) -> None:
+        self._state = state
+
+    def write(self, part: PartWriter) -> None:
+        part.add_bytes(DENSE_NAME, self._state)
+
+    def close(self) -> None:
+        pass
 
 
 def restore_records(config: Config, step: int, store: Store) -> None:
@@ -132,7 +157,7 @@ def restore_records(config: Config, step: int, store: Store) -> None:
 
 
 def read_dense(config: Config, step: int) -> Records:
-    """What `copy_dense` wrote."""
+    """What `SavedDense` wrote."""
     assert config.checkpoint.path is not None
     found = Checkpoint(config.checkpoint.path, step).dense()
     return found[DENSE_NAME].view(np.uint32)

@@ -10,7 +10,7 @@ from pathlib import Path
 from planaria import kernels
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import IDLE_MS, MemberNode
-from planaria.cluster.saving import PartSaver, copy_records, restore_records
+from planaria.cluster.saving import PartSaver, SavedRecords, restore_records
 from planaria.coordinator.machine import DONE
 from planaria.server.job import ServerJob
 from planaria.server.machine import ServerMachine
@@ -71,7 +71,7 @@ class ServerNode(MemberNode):
         if store is None or step is None or step != store.step:
             return  # a replacement starts at a later step
         if server.whole:
-            self.saver.save(step, server.place, lambda: copy_records(store))
+            self.saver.save(step, server.place, lambda: SavedRecords(store))
         else:
             self.saver.fail(step, server.place, "this server is being rebuilt")
 
