@@ -128,6 +128,24 @@ def test_a_save_is_of_its_instant_and_the_next_one_waits_for_the_writer(tmp_path
     assert before[: store.arenas[0].layout.slots].tobytes() in part.read_bytes()
 
 
+def test_a_synchronous_save_is_durable_before_anything_goes_on(tmp_path: Path) -> None:
+    blocked: dict[str, float] = {}
+    for mode in ("sync", "async"):
+        job, line = config(tmp_path / mode, f"checkpoint.mode={mode}"), Line()
+        store = stores(job)[0]
+        saver = PartSaver(job, line.say, 0, [a.arena for a in store.arenas])
+        late = Late(store)
+        late.gate = threading.Event()
+        threading.Timer(0.3, late.gate.set).start()
+        saver.save(5, 0, lambda late=late: late)  # type: ignore[misc]
+        assert [event for event, _ in line.said] == (["saved"] if mode == "sync" else [])
+        step(store)
+        saver.close()
+        blocked[mode] = line.said[0][1]["blocked_s"]
+    assert blocked["sync"] > 0.25
+    assert blocked["async"] < 0.25
+
+
 def test_a_part_that_cannot_be_written_ends_its_snapshot(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     job, line = config(tmp_path / "file"), Line()
@@ -205,7 +223,7 @@ def test_a_replacement_that_skips_a_step_does_not_undo_its_predecessors_part(
     dense = Line()
     save_dense(job, 5, dense)
     tell(saves, dense)
-    assert [list(one) for one in saves.found] == [["step", "seconds", "bytes"]]
+    assert [list(one) for one in saves.found] == [["step", "seconds", "blocked_s", "bytes"]]
     saves.on_failed({"step": 10, "place": 1, "why": "this server is being rebuilt"})
     line = Line()
     save_all(job, 10, line)

@@ -22,6 +22,7 @@ class Pending:
     """A checkpoint in the making, by place: what is durable, and what went wrong."""
 
     began: float
+    blocked_s: float = 0.0  # the longest of any process
     parts: dict[int, PartSummary] = field(default_factory=dict)
     problems: dict[int, str] = field(default_factory=dict)
 
@@ -48,6 +49,7 @@ class Saves:
             return
         pending = self._pending.setdefault(step, Pending(facts["began"]))
         pending.began = min(pending.began, facts["began"])
+        pending.blocked_s = max(pending.blocked_s, facts["blocked_s"])
         pending.parts[place] = summary_of(facts["part"])
         self._close_if_all_have_spoken(step, pending)
 
@@ -96,8 +98,12 @@ class Saves:
         self._close(step)
         size = sum(part.bytes for part in pending.parts.values())
         seconds = time.monotonic() - pending.began
-        self.found.append({"step": step, "seconds": seconds, "bytes": size})
-        self._observe(f"checkpoint of step {step}: {size / 1e6:,.1f} MB in {seconds:.2f} s")
+        blocked_s = pending.blocked_s
+        self.found.append({"step": step, "seconds": seconds, "blocked_s": blocked_s, "bytes": size})
+        self._observe(
+            f"checkpoint of step {step}: {size / 1e6:,.1f} MB in {seconds:.2f} s, nobody held up "
+            f"for more than {blocked_s * 1000:.0f} ms"
+        )
         for older in [other for other in sorted(self._pending) if other < step]:
             self._give_up(older)
         try:

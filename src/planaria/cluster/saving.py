@@ -35,6 +35,10 @@ Say: TypeAlias = Callable[..., None]
 class Content(Protocol):
     """What a save writes, as of the instant at which it was taken."""
 
+    @property
+    def blocked_s(self) -> float:
+        """How long it has kept the process from its work since then."""
+
     def write(self, part: PartWriter) -> None: ...
 
     def close(self) -> None:
@@ -50,6 +54,7 @@ class PartSaver:
         self._encodings = [make_encoding(bits, arena.dim, arena.words) for arena in arenas]
         self.every = config.checkpoint.every_steps
         self._folder = config.checkpoint.path
+        self._sync = config.checkpoint.mode == "sync"
         self._say = say
         self._patience_s = config.cluster.deadline_s * PATIENCE
         self._last_s = config.cluster.deadline_s
@@ -66,20 +71,23 @@ class PartSaver:
 
     def save(self, step: int, place: int, take: Callable[[], Content]) -> None:
         """take: what is to be saved, as of now; it is called once nothing else is being written."""
+        began = time.monotonic()
         if not self._wait(self._patience_s):
             why = "the part of the checkpoint before it is still being written; save less often"
             self.fail(step, place, why)
             return
-        began = time.monotonic()
         try:
             content = take()
         except (PlanariaError, MemoryError) as error:
             self.fail(step, place, f"nothing could be taken to be saved: {error}")
             return
+        blocked_until = None if self._sync else time.monotonic()
         self._thread = threading.Thread(
-            target=self._write, args=(step, place, content, began), daemon=True
+            target=self._write, args=(step, place, content, began, blocked_until), daemon=True
         )
         self._thread.start()
+        if self._sync:
+            self._wait(self._last_s)
 
     def fail(self, step: int, place: int, why: str) -> None:
         self._say("save failed", step=step, place=place, why=why)
@@ -96,7 +104,10 @@ class PartSaver:
             self._thread = None
         return True
 
-    def _write(self, step: int, place: int, content: Content, began: float) -> None:
+    def _write(
+        self, step: int, place: int, content: Content, began: float, blocked_until: float | None
+    ) -> None:
+        """blocked_until: None if the process waits for the part."""
         assert self._folder is not None
         try:
             with (
@@ -108,8 +119,15 @@ class PartSaver:
         except Exception as error:  # drivers of storage raise anything; nobody else would see it
             self.fail(step, place, str(error))
         else:
-            facts = msgspec.to_builtins(summary)
-            self._say("saved", step=step, place=place, part=facts, began=began)
+            blocked_s = (blocked_until or time.monotonic()) - began + content.blocked_s
+            self._say(
+                "saved",
+                step=step,
+                place=place,
+                part=msgspec.to_builtins(summary),
+                began=began,
+                blocked_s=blocked_s,
+            )
 
 
 def summary_of(facts: dict[str, object]) -> PartSummary:
@@ -122,6 +140,10 @@ class SavedRecords:
 
     def __init__(self, store: Store, wanted: Sequence[Wanted] | None = None) -> None:
         self._snapshot = store.take_snapshot(wanted)
+
+    @property
+    def blocked_s(self) -> float:
+        return self._snapshot.blocked_s
 
     def write(self, part: PartWriter) -> None:
         for piece in self._snapshot.pieces():
@@ -136,6 +158,8 @@ class SavedRecords:
 
 class SavedDense:
     """The dense network. state: a copy already."""
+
+    blocked_s = 0.0
 
     def __init__(self, state: Records) -> None:
         self._state = state

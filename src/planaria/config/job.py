@@ -129,6 +129,7 @@ class CheckpointConfig:
     every_steps: Annotated[int, whole(0, MAX_STEPS)] = 0
     keep_last: Annotated[int, whole(1, 10**6)] = 2
     bits: Annotated[int, one_of(*BITS)] = RAW_BITS
+    mode: Annotated[str, choice("async", "sync")] = "async"
 
 
 @dataclass(frozen=True)
