@@ -116,6 +116,7 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
             "keep_last": draw(whole),
             "bits": draw(st.sampled_from([32, 8, 4, 3, 2])),
             "mode": draw(st.sampled_from(["async", "sync"])),
+            "policy": draw(st.sampled_from(["full", "one-shot", "consecutive", "intermittent"])),
         },
         "threads": {"server": draw(whole), "trainer": draw(whole)},
     }

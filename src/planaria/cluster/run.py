@@ -114,6 +114,8 @@ class JobRun:
             while not self._over(supervisor):
                 for event in supervisor.events(POLL_S):
                     self._on_event(supervisor, event)
+                if order := self.saves.take_order():
+                    supervisor.order_all(**order)
                 self._wake_frozen(supervisor)
                 self._check_deadline(supervisor)
         return self.failure

@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -21,6 +22,7 @@ from planaria.checkpoints import Checkpoint, PartSummary, PartWriter, make_encod
 from planaria.config import Config
 from planaria.errors import PlanariaError
 from planaria.kernels.types import Records
+from planaria.server.changed import ChangedRows
 from planaria.server.snapshot import Wanted
 from planaria.server.store import Store
 from planaria.tables import Arena
@@ -34,6 +36,10 @@ Say: TypeAlias = Callable[..., None]
 
 class Content(Protocol):
     """What a save writes, as of the instant at which it was taken."""
+
+    @property
+    def base(self) -> int | None:
+        """The step since which it has what changed; None if it has everything."""
 
     @property
     def blocked_s(self) -> float:
@@ -126,6 +132,7 @@ class PartSaver:
                 place=place,
                 part=msgspec.to_builtins(summary),
                 began=began,
+                base=content.base,
                 blocked_s=blocked_s,
             )
 
@@ -138,7 +145,11 @@ def summary_of(facts: dict[str, object]) -> PartSummary:
 class SavedRecords:
     """The data records of a server, all or some. Parity is made again when they are restored."""
 
-    def __init__(self, store: Store, wanted: Sequence[Wanted] | None = None) -> None:
+    def __init__(
+        self, store: Store, wanted: Sequence[Wanted] | None = None, base: int | None = None
+    ) -> None:
+        """wanted: which records, arena by arena; base: since when they are all that changed."""
+        self.base = base
         self._snapshot = store.take_snapshot(wanted)
 
     @property
@@ -156,9 +167,35 @@ class SavedRecords:
         self._snapshot.close()
 
 
+@dataclass(frozen=True)
+class BaseOrder:
+    """What the supervisor says of the next save: what it may be a difference from, if anything."""
+
+    step: int | None = None
+    keep_from: int = 0  # no earlier step will ever be one
+
+
+def take_records(store: Store, step: int, order: BaseOrder | None) -> SavedRecords:
+    """All records for the save of `step`, or those that changed since the base that is ordered.
+
+    A server that has not counted since then, because it is a replacement, saves them all.
+    """
+    if order is None:
+        return SavedRecords(store)
+    if store.changed is None:
+        store.changed = ChangedRows([arena.data_records for arena in store.arenas])
+    changed = store.changed
+    changed.forget(order.keep_from)
+    since = None if order.step is None else changed.since(order.step)
+    saved = SavedRecords(store, since, None if since is None else order.step)
+    changed.begin(step)
+    return saved
+
+
 class SavedDense:
     """The dense network. state: a copy already."""
 
+    base = None
     blocked_s = 0.0
 
     def __init__(self, state: Records) -> None:

@@ -74,6 +74,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._names = {"server": config.servers, "trainer": config.ranks, "coordinator": 0}
         self._suspects: list[Member] = []
+        self._standing: dict[str, Any] = {}  # orders that hold for whoever is started later, too
 
     def __enter__(self) -> Supervisor:
         try:
@@ -128,6 +129,8 @@ class Supervisor:
         self._selector.register(process.stdout, selectors.EVENT_READ, child)
         if self.coordinator and role != "coordinator":
             self._tell_coordinator_address(child)
+        if self._standing:
+            self._order(child, **self._standing)
         return child
 
     def _name(self, role: str) -> Member:
@@ -153,6 +156,12 @@ class Supervisor:
             child.process.stdin.flush()
         except (BrokenPipeError, OSError):
             pass  # its end is noticed elsewhere
+
+    def order_all(self, **order: Any) -> None:
+        """To every process, and to those that are started later; the last of each key holds."""
+        self._standing.update(order)
+        for child in self.children.values():
+            self._order(child, **order)
 
     def _tell_coordinator_address(self, child: Child) -> None:
         coordinator = self.children.get(self.coordinator)

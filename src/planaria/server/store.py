@@ -22,6 +22,7 @@ from planaria.kernels.types import NO_ROW, Bytes, Floats, Index, Records
 from planaria.layout import Layout
 from planaria.optimizers import Optimizer
 from planaria.server.arena import CHUNK_RECORDS, ArenaStore
+from planaria.server.changed import ChangedRows
 from planaria.server.digest import Digest
 from planaria.server.history import Change, History
 from planaria.server.snapshot import FrozenArena, Snapshot, Wanted
@@ -94,6 +95,8 @@ class Store:
         self.own = History(keep_steps, step)
         self.sources = {source: History(keep_steps, step) for source in layout.sources(place)}
         self.holders = layout.holders(place)
+        self.changed: ChangedRows | None = None
+        """Where `apply` notes what it changes, for whoever wants to know."""
         self._snapshot: Snapshot | None = None
         # By data region and parity: which holder, as a number that NumPy sorts by radix (16 bits),
         # and which region there.
@@ -240,6 +243,8 @@ class Store:
         snapshot = self.snapshot
         changes = snapshot.across(take_step) if snapshot else take_step()
         self.own.push(step, changes)
+        if self.changed:
+            self.changed.note(changes)
         return changes
 
     @property
