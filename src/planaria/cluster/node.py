@@ -86,11 +86,13 @@ class Node:
         self.book: dict[Member, str] = {}  # where members listen
         self.coordinator = ""
         self.stopped: str | None = None
+        self.told: dict[str, Any] = {}  # the last of each order
         self.link.listen(self._on_order, self._on_orphan)
         self.link.say("listening", member=member, address=self.transport.address)
 
     def _on_order(self, order: dict[str, Any]) -> None:
         """From the supervisor, in its own thread: only simple assignments here."""
+        self.told.update(order)
         if "coordinator" in order:
             self.coordinator = order["coordinator"]
 

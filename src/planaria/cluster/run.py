@@ -117,6 +117,8 @@ class JobRun:
             while not self._over(supervisor):
                 for event in supervisor.events(POLL_S):
                     self._on_event(supervisor, event)
+                if order := self.saves.take_order():
+                    supervisor.order_all(**order)
                 self._wake_frozen(supervisor)
                 self._check_deadline(supervisor)
         return self.failure
@@ -302,7 +304,7 @@ class JobRun:
         self._on_rebuilt(event)
         self.last_progress = event.at
         if self.losses_of_rows.passes_budget():
-            supervisor.recover_fully()
+            supervisor.order_all(partial=False)
             self.observe(
                 "the lost samples have passed the budget: at the next failure all roll back",
                 self.progress,

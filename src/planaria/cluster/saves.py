@@ -11,10 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from planaria.checkpoints import DENSE, Facts, PartSummary, discard, prune, publish
+from planaria.checkpoints import (
+    DENSE,
+    Facts,
+    PartSummary,
+    Saved,
+    discard,
+    plan_next,
+    prune,
+    publish,
+)
 from planaria.cluster.saving import summary_of
 from planaria.config import Config
-from planaria.errors import PlanariaError
+from planaria.errors import CheckpointError, PlanariaError
 
 
 @dataclass
@@ -22,7 +31,9 @@ class Pending:
     """A checkpoint in the making, by place: what is durable, and what went wrong."""
 
     began: float
+    blocked_s: float = 0.0  # the longest of any process
     parts: dict[int, PartSummary] = field(default_factory=dict)
+    bases: set[int] = field(default_factory=set)  # since which parts have what changed
     problems: dict[int, str] = field(default_factory=dict)
 
 
@@ -41,6 +52,10 @@ class Saves:
         self._wanted = {DENSE, *config.layout.places}
         self._pending: dict[int, Pending] = {}
         self._closed: set[int] = set()
+        # The last full checkpoint and the differences after it, all of this run: servers count
+        # changes since no other.
+        self._history: list[Saved] = []
+        self._order: dict[str, Any] = {}
 
     def on_saved(self, facts: dict[str, Any]) -> None:
         step, place = facts["step"], facts["place"]
@@ -48,7 +63,10 @@ class Saves:
             return
         pending = self._pending.setdefault(step, Pending(facts["began"]))
         pending.began = min(pending.began, facts["began"])
+        pending.blocked_s = max(pending.blocked_s, facts["blocked_s"])
         pending.parts[place] = summary_of(facts["part"])
+        if facts["base"] is not None:
+            pending.bases.add(facts["base"])
         self._close_if_all_have_spoken(step, pending)
 
     def on_failed(self, facts: dict[str, Any]) -> None:
@@ -66,6 +84,11 @@ class Saves:
         for step in sorted(self._pending):
             self._give_up(step)
 
+    def take_order(self) -> dict[str, Any]:
+        """What all processes must be told now, if anything."""
+        order, self._order = self._order, {}
+        return order
+
     def way_back(self, start: int) -> str:
         """The end of a sentence that says what was lost; start: where this run was resumed."""
         newest = max([start, *(one["step"] for one in self.found if "failed" not in one)])
@@ -80,24 +103,45 @@ class Saves:
     def _publish(self, step: int, pending: Pending) -> None:
         config, folder = self.config, self.config.checkpoint.path
         assert folder is not None
-        facts = Facts(
-            config.tables,
-            config.optimizer_rule,
-            config.layout,
-            samples=step * config.batch,
-            config=config.to_dict(),
-        )
         try:
+            base = self._chain(pending)
+            facts = Facts(
+                config.tables,
+                config.optimizer_rule,
+                config.layout,
+                samples=step * config.batch,
+                base=base,
+                config=config.to_dict(),
+            )
             publish(folder, step, list(pending.parts.values()), facts)
         except (PlanariaError, OSError) as error:
             pending.problems[DENSE] = str(error)
+            if pending.bases:  # it may be the base that is amiss
+                self._history.clear()
             self._give_up(step)
             return
         self._close(step)
         size = sum(part.bytes for part in pending.parts.values())
         seconds = time.monotonic() - pending.began
-        self.found.append({"step": step, "seconds": seconds, "bytes": size})
-        self._observe(f"checkpoint of step {step}: {size / 1e6:,.1f} MB in {seconds:.2f} s")
+        blocked_s = pending.blocked_s
+        self.found.append(
+            {
+                "step": step,
+                "base": list(base),
+                "seconds": seconds,
+                "blocked_s": blocked_s,
+                "bytes": size,
+            }
+        )
+        self._observe(
+            f"checkpoint of step {step}{f', since step {base[-1]}' if base else ''}: "
+            f"{size / 1e6:,.1f} MB in {seconds:.2f} s, nobody held up for more than "
+            f"{blocked_s * 1000:.0f} ms"
+        )
+        if not base:
+            self._history.clear()
+        self._history.append(Saved(step, size, base))
+        self._plan()
         for older in [other for other in sorted(self._pending) if other < step]:
             self._give_up(older)
         try:
@@ -105,9 +149,35 @@ class Saves:
         except (PlanariaError, OSError) as error:
             self._observe(f"old checkpoints could not be removed: {error}")
 
+    def _chain(self, pending: Pending) -> tuple[int, ...]:
+        """What a checkpoint with these parts needs, oldest first.
+
+        Servers that were told late have what changed since an earlier step than the others, and
+        replacements have everything: more than what changed since the newest base of them all. If
+        that one has been superseded, any checkpoint after it is as good.
+        """
+        if not pending.bases:
+            return ()
+        for saved in self._history:
+            if saved.step >= max(pending.bases):
+                return (*saved.base, saved.step)
+        raise CheckpointError(
+            f"it has what changed since step {max(pending.bases)}, which cannot be used; the next "
+            "one is full"
+        )
+
+    def _plan(self) -> None:
+        """Servers are told what the next save is to be a difference from."""
+        policy = self.config.checkpoint.policy
+        if policy != "full":
+            since = plan_next(policy, self._history).since
+            keep_from = max(self._closed) + 1 if since is None else since
+            self._order["base"] = {"step": since, "keep_from": keep_from}
+
     def _give_up(self, step: int) -> None:
         assert self.config.checkpoint.path is not None
         pending = self._close(step)
+        self._plan()
         lacking = sorted(self._wanted - pending.parts.keys() - pending.problems.keys())
         named = ", ".join(map(_name, lacking))
         reasons = [*dict.fromkeys(pending.problems.values())]

@@ -12,7 +12,13 @@ from pathlib import Path
 from planaria import kernels
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import IDLE_MS, MemberNode
-from planaria.cluster.saving import PartSaver, copy_records, reload_records, restore_records
+from planaria.cluster.saving import (
+    BaseOrder,
+    PartSaver,
+    reload_records,
+    restore_records,
+    take_records,
+)
 from planaria.server.job import ServerJob
 from planaria.server.machine import ServerMachine
 from planaria.tables import make_arenas
@@ -92,10 +98,16 @@ class ServerNode(MemberNode):
         if store is None or step is None or step != store.step:
             return  # a replacement starts at a later step
         if server.whole:
-            self.saver.save(step, server.place, lambda: copy_records(store))
+            self.saver.save(step, server.place, lambda: take_records(store, step, self._base()))
             self.updates.unsaved = 0
         else:
             self.saver.fail(step, server.place, "this server is being rebuilt")
+
+    def _base(self) -> BaseOrder | None:
+        """What the supervisor wants the next save to be; None if all are full."""
+        if self.config.checkpoint.policy == "full":
+            return None
+        return BaseOrder(**self.told.get("base", {}))
 
     def work(self) -> int:
         self._save_if_due()  # time, too, can let a step go

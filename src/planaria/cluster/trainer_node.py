@@ -14,7 +14,7 @@ from planaria import kernels
 from planaria.checkpoints import DENSE
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import IDLE_MS, MemberNode
-from planaria.cluster.saving import PartSaver, copy_dense, read_dense
+from planaria.cluster.saving import PartSaver, SavedDense, read_dense
 from planaria.config import Config
 from planaria.data import Batch, CriteoFile, Source, Synthetic, sample_range
 from planaria.data.metrics import Labels, auc, normalized_entropy
@@ -132,7 +132,7 @@ class TrainerNode(MemberNode):
             return
         step = self.saver.due(dense.step)
         if step is not None and step >= dense.oldest:  # a replacement starts at a later step
-            self.saver.save(step, DENSE, lambda: copy_dense(dense.export(step)))
+            self.saver.save(step, DENSE, lambda: SavedDense(dense.export(step)))
 
     def work(self) -> int:
         """One thing at a time: what came meanwhile may be a vote that lets gradients go."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from planaria.checkpoints.encodings import BITS, RAW_BITS
+from planaria.checkpoints.policy import POLICIES, Policy
 from planaria.codes import MAX_K, MAX_R
 from planaria.config.kinds import (
     FRACTION,
@@ -129,6 +130,8 @@ class CheckpointConfig:
     every_steps: Annotated[int, whole(0, MAX_STEPS)] = 0
     keep_last: Annotated[int, whole(1, 10**6)] = 2
     bits: Annotated[int, one_of(*BITS)] = RAW_BITS
+    mode: Annotated[str, choice("async", "sync")] = "async"
+    policy: Annotated[Policy, choice(*POLICIES)] = "full"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from planaria import kernels
 from planaria.kernels import saves
 from planaria.kernels.types import Index, Records
-from planaria.server.store import ArenaStore, Store
+from planaria.server.arena import ArenaStore
+from planaria.server.store import Store
 from planaria.tables import Arena
 
 Score = TypeVar("Score", np.uint32, np.float32)
