@@ -223,7 +223,9 @@ def test_a_replacement_that_skips_a_step_does_not_undo_its_predecessors_part(
     dense = Line()
     save_dense(job, 5, dense)
     tell(saves, dense)
-    assert [list(one) for one in saves.found] == [["step", "base", "seconds", "blocked_s", "bytes"]]
+    assert [list(one) for one in saves.found] == [
+        ["step", "base", "rows", "seconds", "blocked_s", "bytes"]
+    ]
     saves.on_failed({"step": 10, "place": 1, "why": "this server is being rebuilt"})
     line = Line()
     save_all(job, 10, line)

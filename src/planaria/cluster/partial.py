@@ -117,10 +117,14 @@ class Losses:
     def on_updates(self, facts: dict[str, Any]) -> None:
         self._said[facts["place"]] = Updates(facts["steps"], facts["total"], facts["unsaved"])
 
-    def on_reloaded(self, facts: dict[str, Any]) -> str:
-        """A place went back to a save; returns what to tell."""
+    def on_reloaded(self, facts: dict[str, Any], since: int) -> str:
+        """A place went back to a save; returns what to tell.
+
+        since: the last step by which every row had its turn to be saved. What priority saves have
+        saved after it is not counted as saved, as CPR does not count it.
+        """
         config, place = self.config, facts["place"]
-        lost_steps = facts["step"] - facts["saved"]
+        lost_steps = facts["step"] - since
         pls = lost_steps / (config.steps * config.servers)
         updates = self._lost_updates(place)
         self.pls += pls
@@ -136,9 +140,10 @@ class Losses:
             }
         )
         source = f"its save of step {facts['saved']}" if facts["saved"] else "its initial values"
+        ago = facts["step"] - facts["saved"]
         return (
-            f"server:{place} goes on from {source}, {lost_steps} steps ago; PLS is "
-            f"{self.pls:.4f} of {config.cpr.target_pls:g}, by updates {self.pls_updates:.4f}"
+            f"server:{place} goes on from {source}, {ago} steps ago; PLS is {self.pls:.4f} of "
+            f"{config.cpr.target_pls:g}, by updates {self.pls_updates:.4f}"
         )
 
     def passes_budget(self) -> bool:

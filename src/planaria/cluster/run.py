@@ -300,7 +300,9 @@ class JobRun:
                 )
 
     def _on_reloaded(self, supervisor: Supervisor, event: Event) -> None:
-        self.observe(self.losses_of_rows.on_reloaded(event.facts), self.progress)
+        saved = event.facts["saved"]
+        since = max(self.saves.last_of_all_rows(saved), min(self.start.step, saved))
+        self.observe(self.losses_of_rows.on_reloaded(event.facts, since), self.progress)
         self._on_rebuilt(event)
         self.last_progress = event.at
         if self.losses_of_rows.passes_budget():

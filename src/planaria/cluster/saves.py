@@ -25,6 +25,9 @@ from planaria.cluster.saving import summary_of
 from planaria.config import Config
 from planaria.errors import CheckpointError, PlanariaError
 
+PRIORITY_CHAIN = 4.0  # priority saves write so many times the model before all of it is saved again
+ROWS = ("all", "changed", "interval", "priority")  # from what is best to have
+
 
 @dataclass
 class Pending:
@@ -34,6 +37,7 @@ class Pending:
     blocked_s: float = 0.0  # the longest of any process
     parts: dict[int, PartSummary] = field(default_factory=dict)
     bases: set[int] = field(default_factory=set)  # since which parts have what changed
+    rows: set[str] = field(default_factory=set)  # what parts have: see cluster.saving
     problems: dict[int, str] = field(default_factory=dict)
 
 
@@ -65,6 +69,7 @@ class Saves:
         pending.began = min(pending.began, facts["began"])
         pending.blocked_s = max(pending.blocked_s, facts["blocked_s"])
         pending.parts[place] = summary_of(facts["part"])
+        pending.rows.add(facts["rows"])
         if facts["base"] is not None:
             pending.bases.add(facts["base"])
         self._close_if_all_have_spoken(step, pending)
@@ -89,6 +94,11 @@ class Saves:
         order, self._order = self._order, {}
         return order
 
+    def last_of_all_rows(self, up_to: int) -> int:
+        """The last step by which every row had its turn to be saved; 0 if there was none."""
+        whole = [one["step"] for one in self.found if one.get("rows", "priority") != "priority"]
+        return max((step for step in whole if step <= up_to), default=0)
+
     def way_back(self, start: int) -> str:
         """The end of a sentence that says what was lost; start: where this run was resumed."""
         newest = max([start, *(one["step"] for one in self.found if "failed" not in one)])
@@ -105,6 +115,7 @@ class Saves:
         assert folder is not None
         try:
             base = self._chain(pending)
+            rows = max(pending.rows, key=ROWS.index)
             facts = Facts(
                 config.tables,
                 config.optimizer_rule,
@@ -112,6 +123,7 @@ class Saves:
                 samples=step * config.batch,
                 base=base,
                 config=config.to_dict(),
+                extra={"rows": rows},
             )
             publish(folder, step, list(pending.parts.values()), facts)
         except (PlanariaError, OSError) as error:
@@ -128,6 +140,7 @@ class Saves:
             {
                 "step": step,
                 "base": list(base),
+                "rows": rows,
                 "seconds": seconds,
                 "blocked_s": blocked_s,
                 "bytes": size,
@@ -158,6 +171,8 @@ class Saves:
         """
         if not pending.bases:
             return ()
+        if self.config.saves_priorities and self._history:  # each adds to all before it
+            return (*self._history[-1].base, self._history[-1].step)
         for saved in self._history:
             if saved.step >= max(pending.bases):
                 return (*saved.base, saved.step)
@@ -168,15 +183,19 @@ class Saves:
 
     def _plan(self) -> None:
         """Servers are told what the next save is to be a difference from."""
-        policy = self.config.checkpoint.policy
+        policy, longest = self.config.checkpoint.policy, 1.0
+        if self.config.saves_priorities:
+            policy, longest = "consecutive", PRIORITY_CHAIN
         if policy != "full":
-            since = plan_next(policy, self._history).since
+            since = plan_next(policy, self._history, longest).since
             keep_from = max(self._closed) + 1 if since is None else since
             self._order["base"] = {"step": since, "keep_from": keep_from}
 
     def _give_up(self, step: int) -> None:
         assert self.config.checkpoint.path is not None
         pending = self._close(step)
+        if self.config.saves_priorities:  # its rows are in no save: the next one has all
+            self._history.clear()
         self._plan()
         lacking = sorted(self._wanted - pending.parts.keys() - pending.problems.keys())
         named = ", ".join(map(_name, lacking))

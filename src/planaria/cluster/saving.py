@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -30,13 +30,17 @@ from planaria.config import Config
 from planaria.errors import DamagedCheckpoint, PlanariaError
 from planaria.kernels.types import Records
 from planaria.server.changed import ChangedRows
-from planaria.server.snapshot import Wanted
+from planaria.server.priorities import Priorities
+from planaria.server.snapshot import Wanted, wanted_rows
 from planaria.server.store import Store
 from planaria.tables import Arena
 
 PATIENCE = 0.25  # share of cluster.deadline_s, within which everybody must answer a view change
 DENSE_NAME = "dense"
 
+Rows: TypeAlias = Literal["all", "changed", "priority", "interval"]
+"""Of what a save has: all records, those that changed since its base, or those that matter most;
+and `interval`, the latter with all records of the small tables, once per interval."""
 Say: TypeAlias = Callable[..., None]
 """Tells the supervisor of an event, with its facts; from any thread."""
 
@@ -47,6 +51,10 @@ class Content(Protocol):
     @property
     def base(self) -> int | None:
         """The step since which it has what changed; None if it has everything."""
+
+    @property
+    def rows(self) -> Rows:
+        """Which records it has."""
 
     @property
     def blocked_s(self) -> float:
@@ -65,7 +73,7 @@ class PartSaver:
         """start: the last step that need not be saved. arenas: whose records are saved, if any."""
         bits = config.checkpoint.bits
         self._encodings = [make_encoding(bits, arena.dim, arena.words) for arena in arenas]
-        self.every = config.checkpoint.every_steps
+        self.every = config.save_every_steps
         self._folder = config.checkpoint.path
         self._sync = config.checkpoint.mode == "sync"
         self._say = say
@@ -140,6 +148,7 @@ class PartSaver:
                 part=msgspec.to_builtins(summary),
                 began=began,
                 base=content.base,
+                rows=content.rows,
                 blocked_s=blocked_s,
             )
 
@@ -153,10 +162,15 @@ class SavedRecords:
     """The data records of a server, all or some. Parity is made again when they are restored."""
 
     def __init__(
-        self, store: Store, wanted: Sequence[Wanted] | None = None, base: int | None = None
+        self,
+        store: Store,
+        wanted: Sequence[Wanted] | None = None,
+        base: int | None = None,
+        rows: Rows = "all",
     ) -> None:
-        """wanted: which records, arena by arena; base: since when they are all that changed."""
+        """wanted: which records, arena by arena; base: what they are a difference from."""
         self.base = base
+        self.rows = rows
         self._snapshot = store.take_snapshot(wanted)
 
     @property
@@ -194,8 +208,34 @@ def take_records(store: Store, step: int, order: BaseOrder | None) -> SavedRecor
     changed = store.changed
     changed.forget(order.keep_from)
     since = None if order.step is None else changed.since(order.step)
-    saved = SavedRecords(store, since, None if since is None else order.step)
+    if since is None:
+        saved = SavedRecords(store)
+    else:
+        saved = SavedRecords(store, since, order.step, "changed")
     changed.begin(step)
+    return saved
+
+
+def take_priorities(
+    store: Store, order: BaseOrder, rule: Priorities, *, interval_ends: bool
+) -> SavedRecords:
+    """What the rule chooses for the next save; everything if that has nothing to add to."""
+    if order.step is None:
+        saved = SavedRecords(store)
+        rule.saved_all()
+        return saved
+    chosen = [rule.choose(arena) for arena in range(len(store.arenas))]
+    if interval_ends:
+        others = [rule.others(arena) for arena in range(len(store.arenas))]
+        chosen = [np.union1d(*pair) for pair in zip(chosen, others, strict=True)]
+    wanted = [
+        wanted_rows(index, arena.data_records)
+        for index, arena in zip(chosen, store.arenas, strict=True)
+    ]
+    rows: Rows = "interval" if interval_ends else "priority"
+    saved = SavedRecords(store, wanted, order.step, rows)
+    for arena, index in enumerate(chosen):
+        rule.saved(arena, index)
     return saved
 
 
@@ -203,6 +243,7 @@ class SavedDense:
     """The dense network. state: a copy already."""
 
     base = None
+    rows: Rows = "all"
     blocked_s = 0.0
 
     def __init__(self, state: Records) -> None:

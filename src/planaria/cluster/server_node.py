@@ -15,12 +15,16 @@ from planaria.cluster.node import IDLE_MS, MemberNode
 from planaria.cluster.saving import (
     BaseOrder,
     PartSaver,
+    SavedRecords,
     reload_records,
     restore_records,
+    take_priorities,
     take_records,
 )
 from planaria.server.job import ServerJob
 from planaria.server.machine import ServerMachine
+from planaria.server.priorities import RULES, Mfu, Priorities
+from planaria.server.store import Store
 from planaria.tables import make_arenas
 from planaria.wire.messages import Member, Message, Push
 
@@ -79,8 +83,11 @@ class ServerNode(MemberNode):
             restore_records(config, start, self.server.store)
         self.saver = PartSaver(config, self.link.say, start, job.arenas)
         self.updates = UpdateCount()
+        self.priorities: Priorities | None = None
+        self._priority_saves = 0  # in this interval
         if job.partial:
-            self.server.on_applied = self.updates.note
+            self.server.on_applied = self._on_applied
+            self._begin_priorities()
         self._was_whole = place is not None
         self._said = 0.0
         self._applied = (0, 0.0, 0.0)  # the last step seen, when it was, when to send its deltas
@@ -98,16 +105,41 @@ class ServerNode(MemberNode):
         if store is None or step is None or step != store.step:
             return  # a replacement starts at a later step
         if server.whole:
-            self.saver.save(step, server.place, lambda: take_records(store, step, self._base()))
-            self.updates.unsaved = 0
+            self.saver.save(step, server.place, lambda: self._take(store, step))
         else:
             self.saver.fail(step, server.place, "this server is being rebuilt")
 
-    def _base(self) -> BaseOrder | None:
-        """What the supervisor wants the next save to be; None if all are full."""
-        if self.config.checkpoint.policy == "full":
-            return None
-        return BaseOrder(**self.told.get("base", {}))
+    def _take(self, store: Store, step: int) -> SavedRecords:
+        """What this save has of the records, as they are now."""
+        order = BaseOrder(**self.told.get("base", {}))
+        rule = self.priorities if self.told.get("partial", True) else None
+        if rule is None:
+            full = self.config.checkpoint.policy == "full"
+            saved = take_records(store, step, None if full else order)
+        else:
+            self._priority_saves += 1
+            interval_ends = self._priority_saves >= round(1 / self.config.cpr.rho)
+            saved = take_priorities(store, order, rule, interval_ends=interval_ends)
+        if saved.rows != "priority":
+            self._priority_saves = 0
+            self.updates.unsaved = 0
+        if isinstance(rule, Mfu):
+            self.updates.unsaved = rule.unsaved
+        return saved
+
+    def _begin_priorities(self) -> None:
+        """From what is saved, or known without a save: for a server that has just been filled."""
+        make = RULES.get(self.config.cpr.variant)
+        if make is not None and self.server.store is not None:
+            cpr = self.config.cpr
+            self.priorities = make(self.server.store, cpr.rho, cpr.large_share)
+
+    def _on_applied(self, pushes: Sequence[Push]) -> None:
+        self.updates.note(pushes)
+        if self.priorities is not None:
+            for push in pushes:
+                for arena, index in enumerate(push.indices):
+                    self.priorities.note(arena, index)
 
     def work(self) -> int:
         self._save_if_due()  # time, too, can let a step go
@@ -189,6 +221,7 @@ class ServerNode(MemberNode):
             bytes=data,
             seconds=time.monotonic() - began,
         )
+        self._begin_priorities()
         self.post(self.server.filled())
 
     def _tell_what_it_holds(self) -> None:

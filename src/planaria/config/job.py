@@ -218,6 +218,17 @@ class Config:
         return self.parity if self.strategy == "erasure" else 0
 
     @property
+    def saves_priorities(self) -> bool:
+        """Whether saves have the rows that matter most, instead of all that changed."""
+        return self.strategy == "cpr" and self.cpr.variant != "vanilla"
+
+    @property
+    def save_every_steps(self) -> int:
+        """Priority saves share an interval among them, so that it writes as much as one save."""
+        every = self.checkpoint.every_steps
+        return max(1, round(every * self.cpr.rho)) if every and self.saves_priorities else every
+
+    @property
     def ranks(self) -> int:
         """Trainers and shadows: r + 1 replicas of the dense parameters at least."""
         return max(self.trainers, self.r + 1)

@@ -66,6 +66,11 @@ class Priorities(ABC):
     def saved(self, arena: int, index: Index) -> None:
         """These records, ascending, are in a save as they are now."""
 
+    def saved_all(self) -> None:
+        """So are all."""
+        for arena, store in enumerate(self.store.arenas):
+            self.saved(arena, np.arange(store.data_records))
+
     def others(self, arena: int) -> Index:
         """The records of the other tables, which are saved once per interval."""
         return np.flatnonzero(~self.large[arena])
