@@ -80,7 +80,7 @@ class JobRun:
         self.pending = sorted(schedule, key=lambda item: item.step)
         self.observe = observe
         self.progress = Progress(step=start.step)
-        self.saves = Saves(config, self._observe_save)
+        self.saves = Saves(config, self._observe_save, start.step)
         self.digests: dict[str, Digest] = {}
         self.memory: dict[str, tuple[int, int]] = {}
         self.resident: dict[str, int] = {}
@@ -136,7 +136,7 @@ class JobRun:
             if failure.gap_ms is None:
                 failure.view_at = time.monotonic()  # the next step is one of the new processes
         self.start, self.failure = start, None
-        self.saves = Saves(config, self._observe_save, self.saves.found)
+        self.saves = self.saves.after_rollback(start.step)
         self.progress.step = start.step
         self.progress.servers, self.progress.trainers, self.progress.rebuilding = [], [], {}
         self.last_progress = time.monotonic()
@@ -227,6 +227,7 @@ class JobRun:
         )
         progress.step_at.append((progress.step, event.at))
         self.last_progress = event.at
+        self.saves.on_step(progress.step, event.at)
         for failure in progress.failures:
             if failure.gap_ms is None and failure.view_at and event.at > failure.view_at:
                 failure.gap_ms = (event.at - failure.at) * 1000
@@ -236,7 +237,9 @@ class JobRun:
 
     def _on_view(self, event: Event) -> None:
         progress = self.progress
+        before = {*progress.servers, *progress.trainers}
         progress.servers, progress.trainers = event.facts["servers"], event.facts["trainers"]
+        self.saves.on_lost(len(before - {*progress.servers, *progress.trainers}))
         if event.facts["view"] not in ([1, 1], self.shown_view):
             self.shown_view = event.facts["view"]
             for failure in progress.failures:

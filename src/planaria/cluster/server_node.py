@@ -48,12 +48,12 @@ class ServerNode(MemberNode):
             rebuild_bytes_per_s=config.rebuild.bytes_per_s,
             scrub_every=config.scrub.every_steps,
         )
-        start = files.start() if place is not None else 0
+        start = files.start()
         self.server = ServerMachine(member, job, fresh_place=place, restored_at=start or None)
         self.machine = self.server
         if start and self.server.store is not None:
             restore_records(config, start, self.server.store)
-        self.saver = PartSaver(config, self.link.say, start, job.arenas)
+        self.saver = PartSaver(config, self.link.say, start, job.arenas, self.told)
         self._was_whole = place is not None
         self._said = 0.0
         self._applied = (0, 0.0, 0.0)  # the last step seen, when it was, when to send its deltas
@@ -68,9 +68,11 @@ class ServerNode(MemberNode):
         """
         server, store = self.server, self.server.store
         step = self.saver.due(server.step)
-        if store is None or step is None or step != store.step:
-            return  # a replacement starts at a later step
-        if server.whole:
+        if store is None or step is None:
+            return
+        if step != store.step:
+            self.saver.missed(step, server.place)
+        elif server.whole:
             self.saver.save(step, server.place, lambda: take_records(store, step, self._base()))
         else:
             self.saver.fail(step, server.place, "this server is being rebuilt")
