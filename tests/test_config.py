@@ -56,6 +56,7 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
     tables = draw(st.integers(1, 40))
     steps = draw(st.integers(1, 10**9))
     heartbeat = draw(st.integers(1, 10**6))
+    every_s = draw(st.none() | st.just("auto") | positive)
     return {
         "strategy": draw(st.sampled_from(["erasure", "none"])),
         "servers": draw(st.integers(parity + (k or 1), 1024)),
@@ -112,11 +113,12 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
         "scrub": {"every_steps": draw(st.integers(0, 10**9))},
         "checkpoint": {
             "path": draw(st.sampled_from(["checkpoints", "/var/job 7", "s3://bucket/job"])),
-            "every_steps": draw(st.integers(0, 10**9)),
+            "every_steps": draw(st.integers(0, 10**9)) if every_s is None else 0,
             "keep_last": draw(whole),
             "bits": draw(st.sampled_from([32, 8, 4, 3, 2])),
             "mode": draw(st.sampled_from(["async", "sync"])),
             "policy": draw(st.sampled_from(["full", "one-shot", "consecutive", "intermittent"])),
+            "every_s": every_s,
         },
         "threads": {"server": draw(whole), "trainer": draw(whole)},
         "cpr": {
@@ -217,7 +219,13 @@ def is_right(path: str, value: object) -> bool:
     match path:
         case "k":
             return value is None
-        case "optimizer.eps" | "failures.mtbf_s" | "failures.save_s" | "failures.load_s":
+        case (
+            "optimizer.eps"
+            | "failures.mtbf_s"
+            | "failures.save_s"
+            | "failures.load_s"
+            | "checkpoint.every_s"
+        ):
             return value is None or (not isinstance(value, bool) and value in (2.5, 2**70))
         case "data.path" | "checkpoint.path":
             return value is None or (isinstance(value, str) and value != "")
@@ -245,7 +253,10 @@ def is_right(path: str, value: object) -> bool:
 def test_a_wrong_value_is_refused_by_the_name_of_its_key(path: str) -> None:
     for value in JUNK:
         if is_right(path, value):
-            Config.from_dict(nested(path, value))
+            values = nested(path, value)
+            if path == "checkpoint.every_s":
+                values = {"checkpoint": {"path": "job", "every_s": value}}
+            Config.from_dict(values)
             continue
         with pytest.raises(ConfigError) as caught:
             Config.from_dict(nested(path, value))
@@ -333,6 +344,8 @@ def test_no_text_raises_anything_else(tmp_path: Path, path: str, text: str) -> N
         ("model.rows=[5, 6]", "model.rows: expected one number, or 26, as many as model.tables"),
         ("data.source=criteo", "data.path: expected the path of Criteo's file, got null"),
         ("checkpoint.every_steps=5", "checkpoint.path: expected a folder or a URL, because"),
+        ("checkpoint.every_s=auto", "because checkpoint.every_s is auto, got null"),
+        ("checkpoint.every_s=often", "checkpoint.every_s: expected null or auto or a number above"),
         ("cluster.heartbeat_limit_ms=100", "more than cluster.heartbeat_ms, 200, got 100"),
         ("cluster.retry_ms=30000", "cluster.deadline_s: expected more than cluster.retry_ms"),
     ],

@@ -100,7 +100,7 @@ class Fleet:
         for event, facts in said:
             heard = msgspec.json.decode(msgspec.json.encode(facts))
             if event == "saved" and facts["place"] == but:
-                event, heard = "save failed", {**heard, "why": "a test"}
+                event, heard = "save failed", {**heard, "why": "a test", "late": False}
             (self.saves.on_saved if event == "saved" else self.saves.on_failed)(heard)
         for place in late:
             self.told[place].update(order)

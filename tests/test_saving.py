@@ -219,14 +219,14 @@ def test_a_replacement_that_skips_a_step_does_not_undo_its_predecessors_part(
     saves, line = Saves(job, lambda line: None), Line()
     save_all(job, 5, line)
     tell(saves, line)
-    saves.on_failed({"step": 5, "place": 1, "why": "this server is being rebuilt"})
+    saves.on_failed({"step": 5, "place": 1, "why": "this server is being rebuilt", "late": False})
     dense = Line()
     save_dense(job, 5, dense)
     tell(saves, dense)
     assert [list(one) for one in saves.found] == [
         ["step", "base", "rows", "seconds", "blocked_s", "bytes"]
     ]
-    saves.on_failed({"step": 10, "place": 1, "why": "this server is being rebuilt"})
+    saves.on_failed({"step": 10, "place": 1, "why": "this server is being rebuilt", "late": False})
     line = Line()
     save_all(job, 10, line)
     save_dense(job, 10, line)

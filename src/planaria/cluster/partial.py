@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planaria.checkpoints.folders import open_folder
@@ -67,6 +67,19 @@ def decide(config: Config, costs: Costs) -> Decision:
     ]
     why = f"{'; '.join(told)}: {chosen} recovery it is (PLS up to {budget:g}, MTBF {mtbf:,.0f} s)"
     return Decision(chosen == "partial", intervals[chosen], why)
+
+
+def settle(config: Config) -> tuple[Config, str]:
+    """The job that is run, and why: with partial or full recovery, and how often it saves.
+
+    Who says how often to save gets partial recovery without a question.
+    """
+    if config.strategy != "cpr" or config.checkpoint.saves:
+        return config, ""
+    decision = decide(config, expected_costs(config))
+    saves = replace(config.checkpoint, every_s=decision.interval_s)
+    strategy = "cpr" if decision.partial else "checkpoint"
+    return replace(config, strategy=strategy, checkpoint=saves), decision.why
 
 
 def expected_costs(config: Config) -> Costs:

@@ -33,7 +33,7 @@ def find_start(config: Config, *, resume: bool) -> Start:
             raise ConfigError("checkpoint.path: expected a folder or a URL for --resume, got null")
         return FROM_THE_BEGINNING
     try:
-        if not resume and not config.checkpoint.every_steps:
+        if not resume and not config.saves:
             return FROM_THE_BEGINNING
         # Every byte is read before anything is started: servers read it again, in memory mostly.
         found = latest(folder, verify=resume)
@@ -55,7 +55,7 @@ def roll_back_to(config: Config) -> Start | None:
     `erasure` rolls back if there is a checkpoint, the others always, to the beginning if need be.
     """
     folder = config.checkpoint.path
-    if config.strategy == "none" or folder is None or not config.checkpoint.every_steps:
+    if config.strategy == "none" or folder is None or not config.saves:
         return None
     found = latest(folder, verify=True)
     while found.checkpoint and _is_mixed(found.checkpoint):

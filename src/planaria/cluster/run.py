@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from planaria.cluster.node import EXIT_FAILED, EXIT_FENCED, EXIT_REFUSED
-from planaria.cluster.partial import Losses
+from planaria.cluster.partial import Losses, settle
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Start, roll_back_to
 from planaria.cluster.saves import Saves
 from planaria.cluster.supervisor import Event, Supervisor
@@ -75,13 +75,15 @@ class JobRun:
         start: Start = FROM_THE_BEGINNING,
     ) -> None:
         """start: where the job begins, as planaria.cluster.resuming finds it."""
+        self.strategy = config.strategy
+        config, self.decision = settle(config)
         self.config = config
         self.start = start
         self.resumed_from = start.step or None
         self.pending = sorted(schedule, key=lambda item: item.step)
         self.observe = observe
         self.progress = Progress(step=start.step)
-        self.saves = Saves(config, self._observe_save)
+        self.saves = Saves(config, self._observe_save, start.step)
         self.digests: dict[str, Digest] = {}
         self.left: set[Member] = set()
         self.memory: dict[str, tuple[int, int]] = {}
@@ -105,7 +107,7 @@ class JobRun:
 
     def _attempt(self) -> str | None:
         """From the start to the end, or to a loss that the survivors cannot make good: which."""
-        for note in self.start.notes:
+        for note in filter(None, (*self.start.notes, self.decision)):
             self.observe(note, self.progress)
         config = self.config
         with Supervisor(config, self.start.step) as supervisor:
@@ -139,7 +141,7 @@ class JobRun:
             if failure.gap_ms is None:
                 failure.view_at = time.monotonic()  # the next step is one of the new processes
         self.start, self.failure = start, None
-        self.saves = Saves(config, self._observe_save, self.saves.found)
+        self.saves = self.saves.after_rollback(start.step)
         self.progress.step = start.step
         self.progress.servers, self.progress.trainers, self.progress.rebuilding = [], [], {}
         self.last_progress = time.monotonic()
@@ -239,6 +241,7 @@ class JobRun:
         )
         progress.step_at.append((progress.step, event.at))
         self.last_progress = event.at
+        self.saves.on_step(progress.step, event.at)
         for failure in progress.failures:
             if failure.gap_ms is None and failure.view_at and event.at > failure.view_at:
                 failure.gap_ms = (event.at - failure.at) * 1000
@@ -248,7 +251,9 @@ class JobRun:
 
     def _on_view(self, event: Event) -> None:
         progress = self.progress
+        before = {*progress.servers, *progress.trainers}
         progress.servers, progress.trainers = event.facts["servers"], event.facts["trainers"]
+        self.saves.on_lost(len(before - {*progress.servers, *progress.trainers}))
         if event.facts["view"] not in ([1, 1], self.shown_view):
             self.shown_view = event.facts["view"]
             for failure in progress.failures:
@@ -381,7 +386,8 @@ class JobRun:
             "steps": steps,
             "samples": steps * config.batch,
             "samples_per_s": self._samples_per_s(),
-            "strategy": config.strategy,
+            "strategy": self.strategy,
+            "decision": self.decision,
             "servers": config.servers,
             "k": layout.k,
             "parity": layout.r,

@@ -21,6 +21,7 @@ from planaria.checkpoints import (
     prune,
     publish,
 )
+from planaria.cluster.pace import Pace
 from planaria.cluster.saving import summary_of
 from planaria.config import Config
 from planaria.errors import CheckpointError, PlanariaError
@@ -39,6 +40,7 @@ class Pending:
     bases: set[int] = field(default_factory=set)  # since which parts have what changed
     rows: set[str] = field(default_factory=set)  # what parts have: see cluster.saving
     problems: dict[int, str] = field(default_factory=dict)
+    late: bool = False  # whether somebody was told too late
 
 
 class Saves:
@@ -48,10 +50,19 @@ class Saves:
         self,
         config: Config,
         observe: Callable[[str], None],
-        found: Sequence[dict[str, Any]] = (),  # before all rolled back
+        start: int = 0,
+        found: Sequence[dict[str, Any]] = (),
+        pace: Pace | None = None,
     ) -> None:
+        """start: the step that the job starts from. found, pace: as they were before all rolled
+        back.
+        """
         self.config = config
         self.found = list(found)
+        self.start = start
+        self.pace = pace
+        if pace is None and config.checkpoint.every_s is not None:
+            self.pace = Pace(config, observe)
         self._observe = observe
         self._wanted = {DENSE, *config.layout.places}
         self._pending: dict[int, Pending] = {}
@@ -63,7 +74,7 @@ class Saves:
 
     def on_saved(self, facts: dict[str, Any]) -> None:
         step, place = facts["step"], facts["place"]
-        if step in self._closed:
+        if step in self._closed or step <= self.start:
             return
         pending = self._pending.setdefault(step, Pending(facts["began"]))
         pending.began = min(pending.began, facts["began"])
@@ -76,10 +87,12 @@ class Saves:
 
     def on_failed(self, facts: dict[str, Any]) -> None:
         step, place = facts["step"], facts["place"]
-        if step in self._closed:
+        # What the job starts from is whole, whatever a replacement that starts there says.
+        if step in self._closed or step <= self.start:
             return
         pending = self._pending.setdefault(step, Pending(time.monotonic()))
         if place not in pending.parts:  # its predecessor was done with it
+            pending.late |= facts["late"]
             pending.problems.setdefault(place, facts["why"])
             self._observe(f"no part of {_name(place)} for step {step}: {facts['why']}")
         self._close_if_all_have_spoken(step, pending)
@@ -87,10 +100,27 @@ class Saves:
     def close(self) -> None:
         """The job is over: what is not whole now never will be."""
         for step in sorted(self._pending):
-            self._give_up(step)
+            self._give_up(step, over=True)
+
+    def after_rollback(self, start: int) -> Saves:
+        """The saves of the processes that go on from `start`."""
+        if self.pace:
+            self.pace.restart()
+        return Saves(self.config, self._observe, start, self.found, self.pace)
+
+    def on_step(self, step: int, at: float) -> None:
+        if self.pace:
+            self.pace.on_step(step, at)
+
+    def on_lost(self, processes: int) -> None:
+        """So many have failed and were replaced."""
+        if self.pace and processes:
+            self.pace.on_lost(processes)
 
     def take_order(self) -> dict[str, Any]:
         """What all processes must be told now, if anything."""
+        if self.pace and (step := self.pace.next(time.monotonic())) is not None:
+            self._order["save_at"] = step
         order, self._order = self._order, {}
         return order
 
@@ -149,8 +179,10 @@ class Saves:
         self._observe(
             f"checkpoint of step {step}{f', since step {base[-1]}' if base else ''}: "
             f"{size / 1e6:,.1f} MB in {seconds:.2f} s, nobody held up for more than "
-            f"{blocked_s * 1000:.0f} ms"
+            f"{blocked_s * 1000:.1f} ms"
         )
+        if self.pace:
+            self.pace.on_published(seconds)
         if not base:
             self._history.clear()
         self._history.append(Saved(step, size, base))
@@ -191,12 +223,15 @@ class Saves:
             keep_from = max(self._closed) + 1 if since is None else since
             self._order["base"] = {"step": since, "keep_from": keep_from}
 
-    def _give_up(self, step: int) -> None:
+    def _give_up(self, step: int, over: bool = False) -> None:
+        """over: it is not the save that has failed, but the processes."""
         assert self.config.checkpoint.path is not None
         pending = self._close(step)
         if self.config.saves_priorities:  # its rows are in no save: the next one has all
             self._history.clear()
         self._plan()
+        if self.pace and not over:
+            self.pace.on_given_up(pending.late)
         lacking = sorted(self._wanted - pending.parts.keys() - pending.problems.keys())
         named = ", ".join(map(_name, lacking))
         reasons = [*dict.fromkeys(pending.problems.values())]

@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -69,8 +70,17 @@ class Content(Protocol):
 class PartSaver:
     """Saves the part of one process at every step that is due, and tells the supervisor."""
 
-    def __init__(self, config: Config, say: Say, start: int, arenas: Sequence[Arena] = ()) -> None:
-        """start: the last step that need not be saved. arenas: whose records are saved, if any."""
+    def __init__(
+        self,
+        config: Config,
+        say: Say,
+        start: int,
+        arenas: Sequence[Arena] = (),
+        told: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """start: the last step that need not be saved. arenas: whose records are saved, if any.
+        told: the supervisor's orders, as they come.
+        """
         bits = config.checkpoint.bits
         self._encodings = [make_encoding(bits, arena.dim, arena.words) for arena in arenas]
         self.every = config.save_every_steps
@@ -79,16 +89,38 @@ class PartSaver:
         self._say = say
         self._patience_s = config.cluster.deadline_s * PATIENCE
         self._last_s = config.cluster.deadline_s
+        self._told = told
         self._seen = start
+        self._first: int | None = None  # the step that this process was at when it was first asked
         self._thread: threading.Thread | None = None
 
     def due(self, step: int) -> int | None:
         """The step to save now, if one was reached since the last call; the latest of them."""
-        if not self.every or step <= self._seen:
+        if step > 0 and self._first is None:
+            self._first = step
+        if not self.every:
+            wanted: int = self._told.get("save_at", 0)
+            if not self._seen < wanted <= step:
+                return None
+            self._seen = wanted
+            return wanted
+        if step <= self._seen:
             return None
         last, self._seen = self._seen, step
         found = step - step % self.every
         return found if found > max(last, 0) else None
+
+    def missed(self, step: int, place: int) -> None:
+        """A step was due that is over here.
+
+        If everybody knows of it beforehand, that is so in a replacement only, and its predecessor
+        may have saved it.
+        """
+        if self.every:
+            return
+        late = self._first is not None and self._first <= step
+        why = "it was told too late" if late else "it took the place of another after that step"
+        self._say("save failed", step=step, place=place, why=why, late=late)
 
     def save(self, step: int, place: int, take: Callable[[], Content]) -> None:
         """take: what is to be saved, as of now; it is called once nothing else is being written."""
@@ -111,7 +143,7 @@ class PartSaver:
             self._wait(self._last_s)
 
     def fail(self, step: int, place: int, why: str) -> None:
-        self._say("save failed", step=step, place=place, why=why)
+        self._say("save failed", step=step, place=place, why=why, late=False)
 
     def close(self) -> None:
         """Waits for the last part, before the process says that it is done."""

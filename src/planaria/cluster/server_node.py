@@ -76,12 +76,12 @@ class ServerNode(MemberNode):
             scrub_every=config.scrub.every_steps,
             partial=config.strategy == "cpr",
         )
-        start = files.start() if place is not None else 0
+        start = files.start()
         self.server = ServerMachine(member, job, fresh_place=place, restored_at=start or None)
         self.machine = self.server
         if start and self.server.store is not None:
             restore_records(config, start, self.server.store)
-        self.saver = PartSaver(config, self.link.say, start, job.arenas)
+        self.saver = PartSaver(config, self.link.say, start, job.arenas, self.told)
         self.updates = UpdateCount()
         self.priorities: Priorities | None = None
         self._priority_saves = 0  # in this interval
@@ -102,9 +102,11 @@ class ServerNode(MemberNode):
         """
         server, store = self.server, self.server.store
         step = self.saver.due(server.step)
-        if store is None or step is None or step != store.step:
-            return  # a replacement starts at a later step
-        if server.whole:
+        if store is None or step is None:
+            return
+        if step != store.step:
+            self.saver.missed(step, server.place)
+        elif server.whole:
             self.saver.save(step, server.place, lambda: self._take(store, step))
         else:
             self.saver.fail(step, server.place, "this server is being rebuilt")

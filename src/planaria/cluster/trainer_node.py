@@ -93,10 +93,10 @@ class TrainerNode(MemberNode):
             initial=self.model.initial_weights(config.seed),
         )
         self.model.bind(self.dense.weights)
-        start = files.start() if rank is not None else 0
-        if start:
+        start = files.start()
+        if start and rank is not None:
             self.dense.restore(start, read_dense(config, start))
-        self.saver = PartSaver(config, self.link.say, -1 if rank is None else start)
+        self.saver = PartSaver(config, self.link.say, start, told=self.told)
         job = TrainerJob(
             config.servers,
             [config.model.dim],
@@ -131,8 +131,12 @@ class TrainerNode(MemberNode):
         if trainer.rank != 0 or trainer.blank:
             return
         step = self.saver.due(dense.step)
-        if step is not None and step >= dense.oldest:  # a replacement starts at a later step
+        if step is None:
+            return
+        if step >= dense.oldest:
             self.saver.save(step, DENSE, lambda: SavedDense(dense.export(step)))
+        else:
+            self.saver.missed(step, DENSE)
 
     def work(self) -> int:
         """One thing at a time: what came meanwhile may be a vote that lets gradients go."""

@@ -22,6 +22,7 @@ from planaria.config.kinds import (
     POSITIVE,
     Kind,
     Wrong,
+    auto_or,
     choice,
     number,
     one_of,
@@ -132,6 +133,12 @@ class CheckpointConfig:
     bits: Annotated[int, one_of(*BITS)] = RAW_BITS
     mode: Annotated[str, choice("async", "sync")] = "async"
     policy: Annotated[Policy, choice(*POLICIES)] = "full"
+    every_s: Annotated[float | str | None, or_null(auto_or(POSITIVE))] = None
+
+    @property
+    def saves(self) -> bool:
+        """Whether the job saves by itself, now and then."""
+        return self.every_steps > 0 or self.every_s is not None
 
 
 @dataclass(frozen=True)
@@ -216,6 +223,11 @@ class Config:
     def r(self) -> int:
         """Parity records per stripe: `parity`, if the strategy keeps any."""
         return self.parity if self.strategy == "erasure" else 0
+
+    @property
+    def saves(self) -> bool:
+        """Whether the job saves by itself, now and then."""
+        return self.checkpoint.saves or self.strategy == "cpr"
 
     @property
     def saves_priorities(self) -> bool:
@@ -389,15 +401,7 @@ def _check_together(config: Config) -> None:
         f"optimizer.warmup_steps: expected fewer than steps, {config.steps}, because a linear "
         f"schedule has to come down again, got {optimizer.warmup_steps}",
     )
-    _require(
-        config.strategy not in ("checkpoint", "cpr") or config.checkpoint.every_steps > 0,
-        f"checkpoint.every_steps: expected 1 or more, because strategy is {config.strategy}, got 0",
-    )
-    _require(
-        config.checkpoint.path is not None or not config.checkpoint.every_steps,
-        f"checkpoint.path: expected a folder or a URL, because checkpoint.every_steps is "
-        f"{config.checkpoint.every_steps}, got null",
-    )
+    _check_checkpoint(config)
     _require(
         cluster.heartbeat_limit_ms > cluster.heartbeat_ms,
         f"cluster.heartbeat_limit_ms: expected more than cluster.heartbeat_ms, "
@@ -407,6 +411,42 @@ def _check_together(config: Config) -> None:
         cluster.deadline_s * 1000 > cluster.retry_ms,
         f"cluster.deadline_s: expected more than cluster.retry_ms, {cluster.retry_ms} ms, "
         f"got {cluster.deadline_s}",
+    )
+
+
+def _check_checkpoint(config: Config) -> None:
+    chosen = config.checkpoint
+    _require(
+        config.strategy != "checkpoint" or chosen.saves,
+        "checkpoint.every_steps: expected 1 or more, because strategy is checkpoint and "
+        "checkpoint.every_s is null, got 0",
+    )
+    _require(
+        config.strategy != "cpr" or chosen.saves or config.failures.mtbf_s is not None,
+        "failures.mtbf_s: expected a number, because strategy is cpr and neither "
+        "checkpoint.every_steps nor checkpoint.every_s says how often to save, got null",
+    )
+    _require(
+        config.strategy != "cpr" or chosen.path is not None,
+        "checkpoint.path: expected a folder or a URL, because strategy is cpr, got null",
+    )
+    _require(
+        not config.saves_priorities or chosen.policy == "full",
+        f"checkpoint.policy: expected full, because cpr.variant is {config.cpr.variant}, which "
+        f"chooses the rows itself, got {chosen.policy}",
+    )
+    _require(
+        chosen.every_s is None or not chosen.every_steps,
+        f"checkpoint.every_s: expected null, because checkpoint.every_steps is "
+        f"{chosen.every_steps}, got {chosen.every_s}",
+    )
+    key, given = (
+        ("every_steps", chosen.every_steps) if chosen.every_steps else ("every_s", chosen.every_s)
+    )
+    _require(
+        chosen.path is not None or not chosen.saves,
+        f"checkpoint.path: expected a folder or a URL, because checkpoint.{key} is {given}, "
+        "got null",
     )
 
 
