@@ -12,9 +12,7 @@ train: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore-glob='*test_cluster*'
-	$(BIN)/python -m pytest tests/test_cluster.py tests/test_cluster_faults.py \
-	    tests/test_cluster_checkpoints.py tests/test_cluster_rollback.py \
-	    tests/test_cluster_differences.py tests/test_cluster_pace.py
+	$(BIN)/python -m pytest $(wildcard tests/test_cluster*.py)
 
 check: $(INSTALLED)
 	$(BIN)/clang-format --dry-run --Werror native/*

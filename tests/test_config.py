@@ -120,8 +120,19 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
             "policy": draw(st.sampled_from(["full", "one-shot", "consecutive", "intermittent"])),
             "every_s": every_s,
         },
-        "failures": {"mtbf_s": draw(st.none() | positive)},
         "threads": {"server": draw(whole), "trainer": draw(whole)},
+        "cpr": {
+            "variant": draw(st.sampled_from(["vanilla", "scar", "mfu", "ssu"])),
+            "target_pls": draw(st.floats(1e-6, 1)),
+            "rho": draw(st.floats(1e-6, 1)),
+            "large_share": draw(st.floats(0, 1)),
+        },
+        "failures": {
+            "mtbf_s": draw(st.none() | positive),
+            "save_s": draw(st.none() | positive),
+            "load_s": draw(st.none() | positive),
+            "reschedule_s": draw(positive),
+        },
     }
 
 
@@ -208,8 +219,14 @@ def is_right(path: str, value: object) -> bool:
     match path:
         case "k":
             return value is None
-        case "optimizer.eps" | "failures.mtbf_s" | "checkpoint.every_s":
-            return value is None or value in (2.5, 2**70)
+        case (
+            "optimizer.eps"
+            | "checkpoint.every_s"
+            | "failures.mtbf_s"
+            | "failures.save_s"
+            | "failures.load_s"
+        ):
+            return value is None or (not isinstance(value, bool) and value in (2.5, 2**70))
         case "data.path" | "checkpoint.path":
             return value is None or (isinstance(value, str) and value != "")
         case "cluster.encryption":
@@ -224,6 +241,9 @@ def is_right(path: str, value: object) -> bool:
             "optimizer.beta1",
             "optimizer.beta2",
             "data.zipf",
+            "cpr.target_pls",
+            "cpr.rho",
+            "cpr.large_share",
         )
         return value in (2.5, 2**70) and not below_one
     return False
@@ -297,9 +317,12 @@ def test_no_text_raises_anything_else(tmp_path: Path, path: str, text: str) -> N
         ("parity=5", "parity: expected a whole number from 0 to 4, got 5"),
         ("steps=true", "got true"),
         ("batch=", "got null"),
-        ("strategy=cpr", "strategy: cpr is not available yet; use erasure, checkpoint or none"),
+        (
+            "strategy=cpr",
+            "checkpoint.every_steps: expected 1 or more, because strategy is cpr",
+        ),
         ("strategy=checkpoint", "checkpoint.every_steps: expected 1 or more, because strategy is"),
-        ("strategy=hope", "strategy: expected erasure, checkpoint or none, got 'hope'"),
+        ("strategy=hope", "strategy: expected erasure, checkpoint, cpr or none, got 'hope'"),
         ("optimizer.lrr=1", "optimizer.lrr: unknown key; did you mean optimizer.lr?"),
         ("optimzer.lr=1", "did you mean optimizer.lr?"),
         ("histroy.steps=1", "did you mean history.steps?"),

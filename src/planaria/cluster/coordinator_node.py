@@ -18,6 +18,7 @@ ORPHANS_S = 0.2  # how long processes without a supervisor may take to end
 class CoordinatorNode(Node):
     def __init__(self, files: JobFiles, member: Member) -> None:
         self._suspects: queue.SimpleQueue[Member] = queue.SimpleQueue()
+        self._partial = True
         super().__init__(files, member, "coordinator")
         config = self.config
         saved = files.load()
@@ -33,6 +34,7 @@ class CoordinatorNode(Node):
             now=time.monotonic(),
             retry_s=config.cluster.retry_ms / 1000,
             deadline_s=config.cluster.deadline_s,
+            partial=self._partial and config.strategy == "cpr",
         )
         self.limit_s = config.cluster.heartbeat_limit_ms / 1000
         self.heard: dict[Member, float] = {}
@@ -43,6 +45,8 @@ class CoordinatorNode(Node):
         super()._on_order(order)
         if "suspect" in order:
             self._suspects.put(order["suspect"])
+        if "partial" in order:
+            self._partial = order["partial"]
 
     def _on_orphan(self) -> None:
         """Cleans up in the supervisor's place; the others end at the same moment."""
@@ -62,6 +66,7 @@ class CoordinatorNode(Node):
                 self.heard[envelope.sender] = now
                 self.book[envelope.sender] = envelope.address
                 self._receive(envelope.sender, envelope.message)
+            self.machine.partial &= self._partial
             while not self._suspects.empty():
                 self._receive(SUPERVISOR, Suspect(view=NO_VIEW, member=self._suspects.get_nowait()))
             for member, at in self.heard.items():

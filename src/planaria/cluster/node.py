@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
@@ -19,13 +19,18 @@ import zmq
 from planaria.cluster.files import JobFiles
 from planaria.cluster.transport import Transport
 from planaria.config import Config
+from planaria.coordinator.machine import DONE
 from planaria.wire.codec import Envelope, encode
 from planaria.wire.machine import COORDINATOR, Machine, Outbox
 from planaria.wire.messages import NO_VIEW, Delta, Heartbeat, Hello, Member, Message, Stop
 
+if TYPE_CHECKING:
+    from planaria.cluster.saving import PartSaver
+
 EXIT_FAILED = 1  # with an exception, which is in the log
 EXIT_ORPHAN = 5
 EXIT_FENCED = 6
+EXIT_REFUSED = 7  # for a reason that the last line of the log tells the user
 POLL_MS = 20  # of the coordinator, whom the supervisor tells of deaths
 IDLE_MS = 100  # of members, who are woken by messages
 HELLO_S = 0.1
@@ -113,6 +118,7 @@ class MemberNode(Node):
     """A server or trainer: a machine of views on top of a node."""
 
     machine: Machine
+    saver: PartSaver
 
     def run(self) -> str:
         """Until the coordinator says stop; returns its reason."""
@@ -130,6 +136,9 @@ class MemberNode(Node):
                     break
             self.post(self.machine.tick(time.monotonic()))
             wait_ms = self.work()
+        if self.stopped == DONE:
+            self.saver.close()
+            self.link.say("left")
         return self.stopped
 
     def work(self) -> int:

@@ -52,7 +52,7 @@ def find_start(config: Config, *, resume: bool) -> Start:
 def roll_back_to(config: Config) -> Start | None:
     """Where a job that has lost too much starts again; None if it must stop instead.
 
-    `checkpoint` rolls back always, to the beginning if need be; `erasure` if there is a checkpoint.
+    `erasure` rolls back if there is a checkpoint, the others always, to the beginning if need be.
     """
     folder = config.checkpoint.path
     if config.strategy == "none" or folder is None or not config.checkpoint.saves:
@@ -60,7 +60,7 @@ def roll_back_to(config: Config) -> Start | None:
     found = latest(folder, verify=True)
     if found.checkpoint:
         return Start(found.checkpoint.step, found.checkpoint.manifest.bytes)
-    return FROM_THE_BEGINNING if config.strategy == "checkpoint" else None
+    return None if config.strategy == "erasure" else FROM_THE_BEGINNING
 
 
 def _resume(config: Config, folder: str, found: Found) -> Start:

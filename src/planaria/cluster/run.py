@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from planaria.cluster.node import EXIT_FAILED, EXIT_FENCED
+from planaria.cluster.node import EXIT_FAILED, EXIT_FENCED, EXIT_REFUSED
+from planaria.cluster.partial import Losses
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Start, roll_back_to
 from planaria.cluster.saves import Saves
 from planaria.cluster.supervisor import Event, Supervisor
@@ -82,6 +83,7 @@ class JobRun:
         self.progress = Progress(step=start.step)
         self.saves = Saves(config, self._observe_save, start.step)
         self.digests: dict[str, Digest] = {}
+        self.left: set[Member] = set()
         self.memory: dict[str, tuple[int, int]] = {}
         self.resident: dict[str, int] = {}
         self.evaluated: dict[int, tuple[list[int], list[float]]] = {}
@@ -91,6 +93,7 @@ class JobRun:
         self.rollbacks: list[dict[str, int]] = []
         self.scrubs: dict[int, int] = {}  # round -> wrong records
         self.scrubbed_records = 0
+        self.losses_of_rows = Losses(config)
         self.wakes: list[tuple[float, Member]] = []
         self.last_progress = time.monotonic()
 
@@ -142,23 +145,20 @@ class JobRun:
         self.last_progress = time.monotonic()
         for ended in (self.digests, self.memory, self.resident, self.evaluated, self.losses):
             ended.clear()
+        self.left.clear()
         self.wakes.clear()
 
     def _observe_save(self, line: str) -> None:
         self.observe(line, self.progress)
 
     def _over(self, supervisor: Supervisor) -> bool:
+        """Everybody told what it holds before the end; they may still be writing a checkpoint."""
         if not supervisor.finished:
             return False
         if self.failure:
             return True
-        awaited = {*self.progress.servers, *self.progress.trainers} - self.digests.keys()
-        if ended := sorted(awaited - supervisor.children.keys()):
-            raise ClusterError(
-                f"{', '.join(ended)} ended after the last step, before saying what it holds; run "
-                "the job again"
-            )
-        return not awaited
+        members = {*self.progress.servers, *self.progress.trainers}
+        return not (members & supervisor.children.keys()) - self.left
 
     def _check_deadline(self, supervisor: Supervisor) -> None:
         quiet_s = time.monotonic() - self.last_progress
@@ -198,6 +198,14 @@ class JobRun:
                     self.resident[event.member] = facts["resident"]
                 elif facts["loss"] is not None:
                     self.losses[facts["rank"]] = facts["loss"]
+            case "short":
+                self.observe(
+                    f"{event.member} found {facts['samples']} of {facts['wanted']} samples behind "
+                    "those of the job: the model is judged by fewer than data.test_samples",
+                    self.progress,
+                )
+            case "left":
+                self.left.add(event.member)
             case "evaluated":
                 self.evaluated[facts["rank"]] = (facts["labels"], facts["logits"])
             case "scrubbed":
@@ -209,6 +217,10 @@ class JobRun:
                         "match their data",
                         self.progress,
                     )
+            case "updates":
+                self.losses_of_rows.on_updates(facts)
+            case "reloaded":
+                self._on_reloaded(supervisor, event)
             case "saved":
                 self.saves.on_saved(facts)
             case "save failed":
@@ -257,6 +269,8 @@ class JobRun:
     def _on_exit(self, supervisor: Supervisor, event: Event) -> None:
         self._detected(event.member, event.at)
         member, code = event.member, event.facts["code"]
+        if code == EXIT_REFUSED:
+            raise ClusterError(supervisor.log_of(member).rpartition("\n")[2])
         if code == EXIT_FAILED:
             # An exception is no fault: a replacement would run into the same one.
             log = supervisor.log_of(member)
@@ -287,6 +301,17 @@ class JobRun:
                 self.observe(
                     f"{failure.who} is whole again after {failure.rebuilt_ms:.0f} ms", self.progress
                 )
+
+    def _on_reloaded(self, supervisor: Supervisor, event: Event) -> None:
+        self.observe(self.losses_of_rows.on_reloaded(event.facts), self.progress)
+        self._on_rebuilt(event)
+        self.last_progress = event.at
+        if self.losses_of_rows.passes_budget():
+            supervisor.order_all(partial=False)
+            self.observe(
+                "the lost samples have passed the budget: at the next failure all roll back",
+                self.progress,
+            )
 
     # ------------------------------------------------------------------ disturbing
 
@@ -328,7 +353,8 @@ class JobRun:
     # ------------------------------------------------------------------ the report
 
     def report(self) -> dict[str, Any]:
-        config, layout = self.config, self.config.layout
+        """Of a job that was done; docs/report.md explains every field."""
+        config = self.config
         records = sum((self.digests[server] for server in self.progress.servers), Digest())
         replica, *others = (self.digests[trainer] for trainer in self.progress.trainers)
         if any(other != replica for other in others):
@@ -341,16 +367,26 @@ class JobRun:
             "digest": str(records + replica + position),
             **self._quality(),
             "loss": float(np.mean(list(self.losses.values()))) if self.losses else None,
-            "steps": config.steps,
-            "samples": config.steps * config.batch,
+            "bytes_records": sum(data for data, _ in self.memory.values()),
+            "bytes_parity": sum(parity for _, parity in self.memory.values()),
+            **self._what_happened(config.steps),
+        }
+
+    def report_failure(self, error: Exception) -> dict[str, Any]:
+        """Of a job that could not go on: why, and how far it came."""
+        return {"failed": str(error), **self._what_happened(self.progress.step)}
+
+    def _what_happened(self, steps: int) -> dict[str, Any]:
+        config, layout = self.config, self.config.layout
+        return {
+            "steps": steps,
+            "samples": steps * config.batch,
             "samples_per_s": self._samples_per_s(),
             "strategy": config.strategy,
             "servers": config.servers,
             "k": layout.k,
             "parity": layout.r,
             "trainers": config.trainers,
-            "bytes_records": sum(data for data, _ in self.memory.values()),
-            "bytes_parity": sum(parity for _, parity in self.memory.values()),
             "scrubbed": {
                 "rounds": len(self.scrubs),
                 "records": self.scrubbed_records,
@@ -359,6 +395,9 @@ class JobRun:
             "failures": [self._failure(failure) for failure in self.progress.failures],
             "resumed_from": self.resumed_from,
             "rollbacks": self.rollbacks,
+            "pls": self.losses_of_rows.pls,
+            "pls_updates": self.losses_of_rows.pls_updates,
+            "reloads": self.losses_of_rows.reloads,
             "checkpoints": self.saves.found,
         }
 

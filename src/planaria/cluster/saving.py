@@ -19,9 +19,16 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 import numpy as np
 
-from planaria.checkpoints import Checkpoint, PartSummary, PartWriter, make_encoding, restore
+from planaria.checkpoints import (
+    Checkpoint,
+    PartSummary,
+    PartWriter,
+    latest,
+    make_encoding,
+    restore,
+)
 from planaria.config import Config
-from planaria.errors import PlanariaError
+from planaria.errors import DamagedCheckpoint, PlanariaError
 from planaria.kernels.types import Records
 from planaria.server.changed import ChangedRows
 from planaria.server.snapshot import Wanted
@@ -247,6 +254,26 @@ def restore_records(config: Config, step: int, store: Store) -> None:
     out = [arena.records for arena in store.arenas]
     restore(Checkpoint(config.checkpoint.path, step), arenas, store.layout, store.place, out)
     store.set_all_valid()
+
+
+def reload_records(config: Config, store: Store) -> int:
+    """Fills a blank store from the newest save that is not ahead of it; returns the save's step.
+
+    Where there is none, or none is whole, the records are what they were at step 0.
+    """
+    assert config.checkpoint.path is not None
+    before = store.step + 1
+    while found := latest(config.checkpoint.path, before=before).checkpoint:
+        try:
+            restore_records(config, found.step, store)
+        except DamagedCheckpoint:
+            before = found.step
+        else:
+            return found.step
+    for arena in store.arenas:
+        arena.records.fill(0)  # of what was half restored
+    store.initialise()
+    return 0
 
 
 def read_dense(config: Config, step: int) -> Records:

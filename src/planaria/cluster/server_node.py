@@ -5,17 +5,24 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from planaria import kernels
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import IDLE_MS, MemberNode
-from planaria.cluster.saving import BaseOrder, PartSaver, restore_records, take_records
-from planaria.coordinator.machine import DONE
+from planaria.cluster.saving import (
+    BaseOrder,
+    PartSaver,
+    reload_records,
+    restore_records,
+    take_records,
+)
 from planaria.server.job import ServerJob
 from planaria.server.machine import ServerMachine
 from planaria.tables import make_arenas
-from planaria.wire.messages import Member, Message
+from planaria.wire.messages import Member, Message, Push
 
 REPORT_S = 0.2
 PAUSE_SHARE = 0.1
@@ -26,6 +33,21 @@ def resident_bytes() -> int:
     """Memory of this process that is really in use, by the kernel's count."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass
+class UpdateCount:
+    """How many row updates this process has made, and how many of them are in no save."""
+
+    steps: int = 0
+    total: int = 0
+    unsaved: int = 0
+
+    def note(self, pushes: Sequence[Push]) -> None:
+        rows = sum(len(index) for push in pushes for index in push.indices)
+        self.steps += 1
+        self.total += rows
+        self.unsaved += rows
 
 
 class ServerNode(MemberNode):
@@ -41,12 +63,14 @@ class ServerNode(MemberNode):
             config.seed,
             config.ranks,
             config.lr,
+            config.steps,
             keep_steps=config.history.steps,
             retry_s=config.cluster.retry_ms / 1000,
             rebuild_chunk=config.rebuild.chunk,
             rebuild_jobs=config.rebuild.jobs,
             rebuild_bytes_per_s=config.rebuild.bytes_per_s,
             scrub_every=config.scrub.every_steps,
+            partial=config.strategy == "cpr",
         )
         start = files.start()
         self.server = ServerMachine(member, job, fresh_place=place, restored_at=start or None)
@@ -54,6 +78,9 @@ class ServerNode(MemberNode):
         if start and self.server.store is not None:
             restore_records(config, start, self.server.store)
         self.saver = PartSaver(config, self.link.say, start, job.arenas, self.told)
+        self.updates = UpdateCount()
+        if job.partial:
+            self.server.on_applied = self.updates.note
         self._was_whole = place is not None
         self._said = 0.0
         self._applied = (0, 0.0, 0.0)  # the last step seen, when it was, when to send its deltas
@@ -74,6 +101,7 @@ class ServerNode(MemberNode):
             self.saver.missed(step, server.place)
         elif server.whole:
             self.saver.save(step, server.place, lambda: take_records(store, step, self._base()))
+            self.updates.unsaved = 0
         else:
             self.saver.fail(step, server.place, "this server is being rebuilt")
 
@@ -86,6 +114,8 @@ class ServerNode(MemberNode):
     def work(self) -> int:
         self._save_if_due()  # time, too, can let a step go
         self._report()
+        if self.server.done and not self.server.left:
+            self._tell_what_it_holds()
         if not self.server.unsent or self.server.frozen():
             return IDLE_MS
         wait_s = self._protect_at() - time.monotonic()
@@ -123,6 +153,9 @@ class ServerNode(MemberNode):
         if server.rebuilder is None:
             return
         now = time.monotonic()
+        if self.server.job.partial and now - self._said > REPORT_S:
+            self._said = now
+            self.link.say("updates", place=server.place, **asdict(self.updates))
         finished = server.whole and not self._was_whole
         if finished or (not server.whole and now - self._said > REPORT_S):
             self._said = now
@@ -135,22 +168,42 @@ class ServerNode(MemberNode):
             )
 
     def on_view(self) -> None:
+        if self.server.wants_save:
+            self._fill_from_save()
         self._was_whole = self.server.whole
 
-    def run(self) -> str:
-        reason = super().run()
+    def _fill_from_save(self) -> None:
+        """Partial recovery: this server goes on from its last save, the others from where they are.
+
+        Nobody can go on without it, so it may take its time: the heart beats in another thread.
+        """
         store = self.server.store
-        if reason == DONE and store is not None:
-            self.saver.close()
-            memory = store.memory()
-            digest = store.digest()
-            self.link.say(
-                "server done",
-                place=self.server.place,
-                digest=[str(digest.first), str(digest.second)],
-                data=memory.data,
-                parity=memory.parity,
-                resident=resident_bytes(),
-                refused=self.server.refused + self.transport.refused,
-            )
-        return reason
+        assert store is not None
+        began = time.monotonic()
+        saved = reload_records(self.config, store)
+        data = store.memory().data
+        self.link.say(
+            "reloaded",
+            place=self.server.place,
+            step=store.step,
+            saved=saved,
+            rows=sum(arena.data_records for arena in store.arenas),
+            bytes=data,
+            seconds=time.monotonic() - began,
+        )
+        self.post(self.server.filled())
+
+    def _tell_what_it_holds(self) -> None:
+        store = self.server.store
+        assert store is not None
+        memory, digest = store.memory(), store.digest()
+        self.link.say(
+            "server done",
+            place=self.server.place,
+            digest=[str(digest.first), str(digest.second)],
+            data=memory.data,
+            parity=memory.parity,
+            resident=resident_bytes(),
+            refused=self.server.refused + self.transport.refused,
+        )
+        self.post(self.server.leave())

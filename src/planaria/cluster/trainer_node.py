@@ -16,7 +16,6 @@ from planaria.cluster.files import JobFiles
 from planaria.cluster.node import IDLE_MS, MemberNode
 from planaria.cluster.saving import PartSaver, SavedDense, read_dense
 from planaria.config import Config
-from planaria.coordinator.machine import DONE
 from planaria.data import Batch, CriteoFile, Source, Synthetic, sample_range
 from planaria.data.metrics import Labels, auc, normalized_entropy
 from planaria.errors import DataError
@@ -148,9 +147,11 @@ class TrainerNode(MemberNode):
         elif (found := None if trainer.shadow else trainer.ready()) is not None:
             self._compute(found)
             self._save_if_due()
-        else:
-            if trainer.done and not self.evaluated and not trainer.shadow:
+        elif trainer.done and not trainer.left:
+            if not self.evaluated and not trainer.shadow:
                 self._evaluate()
+            self._tell_what_it_holds()
+        else:
             return IDLE_MS
         self.post(trainer.take_outbox())
         return 0
@@ -171,6 +172,8 @@ class TrainerNode(MemberNode):
                 f"step {step} wants samples that data.path does not have: it ends after "
                 f"{start + len(batch)}; lower steps or batch"
             )
+        if len(batch) < count:
+            self.link.say("short", samples=len(batch), wanted=count)
         unique, inverse = kernels.dedup((batch.ids + self.arena.first_rows).ravel())
         parts = self.router.partition(unique)
         ends = np.cumsum(parts.counts).tolist()
@@ -241,15 +244,12 @@ class TrainerNode(MemberNode):
             logits=[float(x) for x in logits],
         )
 
-    def run(self) -> str:
-        reason = super().run()
-        if reason == DONE and not self.trainer.blank:  # one too many may have been started
-            self.saver.close()
-            digest = self.dense.digest()
-            self.link.say(
-                "trainer done",
-                rank=self.trainer.rank,
-                digest=[str(digest.first), str(digest.second)],
-                loss=float(np.mean(self.losses[-50:])) if self.losses else None,
-            )
-        return reason
+    def _tell_what_it_holds(self) -> None:
+        digest = self.dense.digest()
+        self.link.say(
+            "trainer done",
+            rank=self.trainer.rank,
+            digest=[str(digest.first), str(digest.second)],
+            loss=float(np.mean(self.losses[-50:])) if self.losses else None,
+        )
+        self.post(self.trainer.leave())

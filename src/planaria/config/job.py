@@ -142,8 +142,21 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class CprConfig:
+    variant: Annotated[str, choice("vanilla", "scar", "mfu", "ssu")] = "vanilla"
+    target_pls: Annotated[float, number("a number above 0, up to 1", lambda x: 0 < x <= 1)] = 0.1
+    rho: Annotated[float, number("a number above 0, up to 1", lambda x: 0 < x <= 1)] = 0.125
+    large_share: Annotated[float, number("a number from 0 to 1", lambda x: 0 <= x <= 1)] = 0.99
+
+
+@dataclass(frozen=True)
 class FailuresConfig:
+    """What is expected of the machines: all strategies but erasure plan their saves by it."""
+
     mtbf_s: Annotated[float | None, or_null(POSITIVE)] = None
+    save_s: Annotated[float | None, or_null(POSITIVE)] = None
+    load_s: Annotated[float | None, or_null(NOT_NEGATIVE)] = None
+    reschedule_s: Annotated[float, NOT_NEGATIVE] = 1.0
 
 
 @dataclass(frozen=True)
@@ -156,7 +169,7 @@ class ThreadsConfig:
 class Config:
     """A job. Make one with `load` or `from_dict`: the constructor checks nothing."""
 
-    strategy: Annotated[str, choice("erasure", "checkpoint", "none", later=("cpr",))] = "erasure"
+    strategy: Annotated[str, choice("erasure", "checkpoint", "cpr", "none")] = "erasure"
     servers: Annotated[int, whole(1, MAX_PROCESSES)] = 6
     parity: Annotated[int, whole(0, MAX_R)] = 1
     k: Annotated[int | None, or_null(whole(1, MAX_K))] = None
@@ -174,6 +187,7 @@ class Config:
     scrub: ScrubConfig = field(default_factory=ScrubConfig)
     threads: ThreadsConfig = field(default_factory=ThreadsConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    cpr: CprConfig = field(default_factory=CprConfig)
     failures: FailuresConfig = field(default_factory=FailuresConfig)
 
     @classmethod
@@ -387,8 +401,8 @@ def _check_together(config: Config) -> None:
 def _check_checkpoint(config: Config) -> None:
     chosen = config.checkpoint
     _require(
-        config.strategy != "checkpoint" or chosen.saves,
-        "checkpoint.every_steps: expected 1 or more, because strategy is checkpoint and "
+        config.strategy not in ("checkpoint", "cpr") or chosen.saves,
+        f"checkpoint.every_steps: expected 1 or more, because strategy is {config.strategy} and "
         "checkpoint.every_s is null, got 0",
     )
     _require(

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 import re
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-
-from planaria.errors import ConfigError
 
 # YAML 1.1 takes 1e-3 for a string, because it lacks a point.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -73,15 +71,12 @@ def number(expected: str, holds: Callable[[float], bool]) -> Kind:
     return Kind(expected, read)
 
 
-def choice(*names: str, later: Sequence[str] = ()) -> Kind:
-    """One of `names`; those in `later` are known, but cannot be had yet."""
+def choice(*names: str) -> Kind:
     expected = f"{', '.join(names[:-1])} or {names[-1]}"
 
     def read(value: object) -> str:
         if isinstance(value, bool):  # YAML 1.1 takes on and off for booleans
             value = "on" if value else "off"
-        if isinstance(value, str) and value in later:
-            raise ConfigError(f"{value} is not available yet; use {expected}")
         if not isinstance(value, str) or value not in names:
             raise Wrong
         return value

@@ -87,8 +87,11 @@ class CoordinatorMachine:
         now: float,
         retry_s: float = 0.25,
         deadline_s: float = 10.0,
+        partial: bool = False,
     ) -> None:
+        """partial: a lost server's place is filled from its last save, so that none is missed."""
         self.layout = layout
+        self.partial = partial
         self.retry_s = retry_s
         self.deadline_s = deadline_s
         epoch = state.epoch + 1 if restarted else state.epoch
@@ -234,7 +237,7 @@ class CoordinatorMachine:
             for group, places in enumerate(self.layout.groups.tolist())
             if sum(place not in whole for place in places) > self.layout.r
         ]
-        if lost:
+        if lost and not self.partial:
             gone = sorted(set(range(len(self.install.servers))) - whole)
             named = ", ".join(str(self.layout.groups[group].tolist()) for group in lost[:3])
             return (
@@ -351,11 +354,9 @@ class CoordinatorMachine:
         return member in self.install.servers and member not in self.whole
 
     def _finish_if_done(self) -> None:
-        """All trainers hold all answers (rule 6), and no record is left to be rebuilt."""
-        if self.gathering is None and not self.finished:
-            if self.done >= set(self.install.trainers):
-                if not any(map(self._rebuilding, self.install.servers)):
-                    self._finish(DONE)
+        """All trainers hold all answers, all servers all records (rule 6), and have told so."""
+        if self.gathering is None and not self.finished and self.done >= set(self.members):
+            self._finish(DONE)
 
     def _finish(self, reason: str) -> None:
         self.finished = True

@@ -18,9 +18,11 @@ class ServerJob:
     seed: int
     ranks: int  # trainers and shadows
     lr: Callable[[int], float]  # the learning rate of a step
+    steps: int  # the last one
     keep_steps: int = 2
     retry_s: float = 1.0
     rebuild_chunk: int = 16384  # records that the background sweep asks for at a time
     scrub_every: int = 0  # steps between two verifications of all parity records; 0: never
     rebuild_bytes_per_s: int = 0  # limit of the background sweep; 0: none
     rebuild_jobs: int = 2  # how many such requests may be under way
+    partial: bool = False  # a replacement's records come from a save, not from its stripe-mates

@@ -7,7 +7,7 @@ Records that are not valid yet are decoded before they are used (server/rebuildi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -66,6 +66,7 @@ class ServerMachine(Machine):
         self.holders: tuple[int, ...] = ()
         self.scrubbed: list[ScrubRound] = []  # finished rounds, for the log
         self.errors: list[str] = []  # messages that were refused, for the log
+        self.on_applied: Callable[[Sequence[Push]], None] = lambda pushes: None
         if fresh_place is not None:
             self._take_place(fresh_place, restored_at)
 
@@ -76,6 +77,23 @@ class ServerMachine(Machine):
     @property
     def whole(self) -> bool:
         return self.store is not None and self.store.invalid_records == 0
+
+    @property
+    def done(self) -> bool:
+        """Whether all records are what they are after the last step."""
+        return self.whole and self.step == self.job.steps and not self.frozen()
+
+    @property
+    def wants_save(self) -> bool:
+        """Whether the driver must fill the store from the last save, and call `filled`."""
+        return self.job.partial and self.store is not None and not self.whole
+
+    def filled(self) -> Outbox:
+        """All records are there: not as of this step, but that is what partial recovery means."""
+        assert self.whole
+        self.report()
+        self._progress()
+        return self.take_outbox()
 
     def _take_place(self, place: int, blank_at: int | None) -> None:
         job = self.job
@@ -256,7 +274,7 @@ class ServerMachine(Machine):
         return min(waiting) - 1 if waiting else self.step
 
     def _progress(self) -> None:
-        if self.store is None or self.rebuilder is None or self.frozen():
+        if self.store is None or self.rebuilder is None or self.frozen() or self.wants_save:
             return
         was_whole = self.whole
         while self._apply_next():
@@ -297,6 +315,7 @@ class ServerMachine(Machine):
             for arena in range(len(self.store.arenas))
         ]
         self.store.apply(step, contributions, self.job.lr(step))
+        self.on_applied(in_rank_order)
         del self.pushes[step]
         self.acks[step] = set()
         for old in [s for s in self.acks if s <= step - 2]:

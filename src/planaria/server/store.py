@@ -108,8 +108,13 @@ class Store:
         self._holder_region = layout.region_of[protecting, layout.k :].astype(np.int64)
         self._coef_by_region = {source: self._coefficients(source) for source in self.sources}
         if blank_at is None:
-            for arena_store in self.arenas:
-                self._initialise(arena_store)
+            self.initialise()
+
+    def initialise(self) -> None:
+        """Gives every record of a fresh or blank store the value that it has at step 0."""
+        for store in self.arenas:
+            self._initialise(store)
+        self.set_all_valid()
 
     # ------------------------------------------------------------------ reading
 

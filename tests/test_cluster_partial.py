@@ -1,0 +1,97 @@
+"""Partial recovery on real processes: what is lost is one server's work since its last save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster_jobs import BeatenRun, leaving_nothing, tiny
+
+from planaria.cluster.run import JobRun
+from planaria.cluster.supervisor import Event, Supervisor
+from planaria.config import Config
+from planaria.schedule import parse_kill, resolve
+
+pytestmark = pytest.mark.torch
+
+SHAPE = ("steps=60", "servers=3", "trainers=1", "spares=1")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    tmp_path_factory.getbasetemp()  # made before a test looks for what was left behind
+    with leaving_nothing():
+        yield
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> str:
+    return str(JobRun(tiny(*SHAPE, "strategy=none")).run()["digest"])
+
+
+def cpr(folder: Path, *overrides: str) -> Config:
+    return tiny(*SHAPE, "strategy=cpr", f"checkpoint.path={folder}", *overrides)
+
+
+def run_killed(config: Config, *kills: str) -> JobRun:
+    return JobRun(config, resolve([parse_kill(kill) for kill in kills], config))
+
+
+def test_a_kill_right_after_a_save_loses_nothing(tmp_path: Path) -> None:
+    """Steps are long and saves are short: there is time to kill before the next step is applied."""
+    slow = ("steps=5", "batch=8000", "model.top=[512,512]")
+    undisturbed = JobRun(tiny(*SHAPE, *slow, "strategy=none")).run()["digest"]
+
+    def kill_when_saved(supervisor: Supervisor, event: Event) -> None:
+        if event.name == "saved" and run.saves.found and not run.struck:
+            run._strike(supervisor, [run.progress.servers[1]])
+
+    for attempt in range(4):  # a machine with other work may be too late
+        config = cpr(tmp_path / str(attempt), *slow, "checkpoint.every_steps=4")
+        run = BeatenRun(config, on_event=kill_when_saved)
+        report = run.run()
+        (reload,) = report["reloads"]
+        in_time = (reload["step"], reload["saved_step"]) == (4, 4)
+        assert (report["digest"] == undisturbed) == in_time
+        if in_time:
+            assert report["pls"] == 0
+            return
+    pytest.fail("a step was always applied between the save and the kill")
+
+
+def test_what_was_not_saved_is_lost_and_counted(undisturbed: str, tmp_path: Path) -> None:
+    config = cpr(tmp_path, "checkpoint.every_steps=20", "cpr.target_pls=0.5")
+    report = run_killed(config, "server:0@10", "server:2@50").run()
+    assert report["digest"] != undisturbed  # the control: a loss is seen
+    assert report["rollbacks"] == []
+    first, second = report["reloads"]
+    assert first["saved_step"] == 0  # its initial values
+    assert second["saved_step"] in (20, 40)  # a disk may be slow
+    for reload in (first, second):
+        lost = reload["step"] - reload["saved_step"]
+        assert reload["pls"] == pytest.approx(lost / (60 * 3))
+    assert report["pls"] == pytest.approx(first["pls"] + second["pls"])
+    assert report["pls_updates"] <= report["pls"] * 1.2  # what was said last, at most 0.2 s before
+    assert all(failure["gap_ms"] > 0 for failure in report["failures"])
+
+
+def test_beyond_the_budget_all_roll_back_also_under_a_new_coordinator(tmp_path: Path) -> None:
+    config = cpr(tmp_path, "checkpoint.every_steps=20", "cpr.target_pls=0.01")
+    run = run_killed(config, "server:0@10", "coordinator@25", "server:1@50")
+    lines: list[str] = []
+    run.observe = lambda line, progress: lines.append(line)
+    report = run.run()
+    assert len(report["reloads"]) == 1
+    (rollback,) = report["rollbacks"]
+    assert rollback["to_step"] in (20, 40)
+    assert any("passed the budget" in line for line in lines)
+    assert any("all roll back from step" in line for line in lines)
+
+
+def test_half_of_the_servers_and_a_trainer_may_go_at_once(tmp_path: Path) -> None:
+    shape = ("servers=4", "trainers=2", "checkpoint.every_steps=10", "cpr.target_pls=1")
+    report = run_killed(cpr(tmp_path, *shape), "server:any*2@30", "trainer:1@30").run()
+    assert len(report["reloads"]) == 2
+    assert report["rollbacks"] == []
+    assert report["steps"] == 60
