@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,3 +96,35 @@ def test_half_of_the_servers_and_a_trainer_may_go_at_once(tmp_path: Path) -> Non
     assert len(report["reloads"]) == 2
     assert report["rollbacks"] == []
     assert report["steps"] == 60
+
+
+@pytest.mark.parametrize("variant", ["mfu", "ssu", "scar"])
+def test_priority_saves_are_small_and_add_to_those_before(tmp_path: Path, variant: str) -> None:
+    sets = ("checkpoint.every_steps=16", f"cpr.variant={variant}", "model.rows=3000")
+    config = cpr(tmp_path, *sets, "cpr.target_pls=1", "checkpoint.keep_last=1")
+    report = run_killed(config, "server:1@45").run()
+    saved = [one for one in report["checkpoints"] if "failed" not in one]
+    assert saved[0]["rows"] == "all"
+    later = [one for one in saved if one["rows"] in ("priority", "interval")]
+    assert len(later) >= 5
+    # A server that was told late, or replaced, writes all of its records.
+    assert statistics.median(one["bytes"] for one in later) < saved[0]["bytes"] / 4
+    assert all(one["base"] for one in later)
+    (reload,) = report["reloads"]
+    assert 0 < reload["saved_step"] <= reload["step"]
+    assert reload["pls"] > 0
+
+
+def test_the_job_decides_before_it_starts_and_then_saves_by_the_clock(tmp_path: Path) -> None:
+    costs = ("failures.mtbf_s=20", "failures.save_s=0.5", "failures.load_s=0.5")
+    config = cpr(tmp_path, "steps=400", "cpr.target_pls=0.02", *costs)
+    run = JobRun(config)
+    assert run.config.checkpoint.every_s == pytest.approx(2 * 0.02 * 3 * 20)
+    assert "partial recovery it is" in run.decision
+    report = run.run()
+    assert report["strategy"] == "cpr"
+    assert report["decision"] == run.decision
+    assert len(report["checkpoints"]) >= 1
+    few = JobRun(cpr(tmp_path, "cpr.target_pls=0.0001", *costs))
+    assert few.config.strategy == "checkpoint"
+    assert "full recovery it is" in few.decision
