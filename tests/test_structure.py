@@ -36,6 +36,7 @@ ORDER = [
     "__init__",
     "display",
     "planning",
+    "comparing",
     "cli",
     "__main__",
 ]
