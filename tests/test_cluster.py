@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cluster_jobs import BeatenRun, Blow, blows, digest_after, leaving_nothing, tiny, undisturbed
@@ -47,6 +48,8 @@ def test_protection_changes_no_bit() -> None:
     report = JobRun(tiny("servers=6", "parity=1", "k=4", "trainers=2")).run()
     assert report["digest"] == undisturbed("trainers=2")
     assert 0 < report["bytes_parity"] < report["bytes_records"]
+    page = (Path(__file__).parents[1] / "docs" / "report.md").read_text()
+    assert [field for field in report if f"`{field}`" not in page] == []
     assert report["auc"] > 0.5
 
 

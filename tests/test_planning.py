@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planaria import formulas
 from planaria.errors import ConfigError
 from planaria.layout.groups import choose_groups
-from planaria.planning import Estimate, Plan, PlanInputs, formulas, make_plan
+from planaria.planning import Estimate, Plan, PlanInputs, make_plan
 from planaria.planning.failures import Failures, exponential
 from planaria.planning.simulation import Behaviour, Interval, rolls_back, run_job, simulate
 

@@ -23,6 +23,7 @@ ORDER = [
     "codes",
     "optimizers",
     "tables",
+    "formulas",
     "checkpoints",
     "data",
     "config",

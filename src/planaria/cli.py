@@ -91,7 +91,7 @@ def train(
         start = find_start(job, resume=resume)
     except ConfigError as error:
         _leave(EXIT_CONFIG, str(error))
-    found = _run("training", job, schedule, start)
+    found = _run("training", job, schedule, report, start)
     show_report(console, found)
     _write(report, found)
 
@@ -115,9 +115,9 @@ def drill(
     if not schedule:
         schedule = resolve([parse_kill(f"server:any@{max(job.steps // 2, 1)}")], job)
     console.print("1 of 2: undisturbed")
-    undisturbed = _run("undisturbed", job, [])
+    undisturbed = _run("undisturbed", job, [], report)
     console.print("2 of 2: disturbed")
-    disturbed = _run("disturbed", job, schedule)
+    disturbed = _run("disturbed", job, schedule, report)
     show_report(console, disturbed)
     console.print(f"digest undisturbed  {undisturbed['digest']}")
     console.print(f"digest disturbed    {disturbed['digest']}")
@@ -149,6 +149,8 @@ def scrub(
         found = scrub_job(folder, deadline)
     except PlanariaError as error:
         _leave(EXIT_FAILED, str(error))
+    if not found.records:
+        _leave(EXIT_FAILED, f"the job in {folder} keeps no parity; there is nothing to verify")
     console.print(f"{found.records:,} parity records verified, {found.wrong:,} wrong")
     if found.wrong:
         raise typer.Exit(EXIT_FAILED)
@@ -171,17 +173,22 @@ def _read(
 
 
 def _run(
-    title: str, job: Config, schedule: Sequence[Event], start: Start = FROM_THE_BEGINNING
+    title: str,
+    job: Config,
+    schedule: Sequence[Event],
+    report: Path | None,
+    start: Start = FROM_THE_BEGINNING,
 ) -> dict[str, Any]:
+    display = Display(console, title, job)
+    run = JobRun(job, schedule, display, start)
     try:
-        with Display(console, title, job) as display:
-            return JobRun(job, schedule, display, start).run()
+        with display:
+            return run.run()
     except KeyboardInterrupt:
         _leave(EXIT_INTERRUPTED, "interrupted; all processes were stopped")
-    except LossError as error:
-        _leave(EXIT_LOST, str(error))
-    except (ClusterError, PlanariaError) as error:
-        _leave(EXIT_FAILED, str(error))
+    except PlanariaError as error:
+        _write(report, run.report_failure(error))
+        _leave(EXIT_LOST if isinstance(error, LossError) else EXIT_FAILED, str(error))
 
 
 def _check_report(path: Path | None) -> None:

@@ -114,19 +114,23 @@ def show_report(console: Console, report: dict[str, Any]) -> None:
     table = Table.grid(padding=(0, 2))
     for name in ("digest", "steps", "samples"):
         table.add_row(name, str(report[name]))
-    for name, form in (
-        ("loss", ".4f"),
-        ("auc", ".4f"),
-        ("normalized_entropy", ".4f"),
-        ("samples_per_s", ",.0f"),
+    for name, label, form in (
+        ("loss", "training loss, last 50 steps", ".4f"),
+        ("auc", "AUC, held-out samples", ".4f"),
+        ("normalized_entropy", "normalised entropy, held-out", ".4f"),
+        ("samples_per_s", "samples/s", ",.0f"),
     ):
         value = report[name]
-        table.add_row(name, "-" if value is None else format(value, form))
+        table.add_row(label, "-" if value is None else format(value, form))
     megabytes = (report["bytes_records"] / 1e6, report["bytes_parity"] / 1e6)
     table.add_row("memory", f"{megabytes[0]:,.1f} MB records, {megabytes[1]:,.1f} MB parity")
     if (scrubbed := report["scrubbed"])["rounds"]:
         table.add_row(
             "scrubbed", f"{scrubbed['records']:,} parity records, {scrubbed['wrong']} wrong"
+        )
+    if report["reloads"]:
+        table.add_row(
+            "lost samples (PLS)", f"{report['pls']:.4f}, by updates {report['pls_updates']:.4f}"
         )
     console.print(table)
     for failure in report["failures"]:

@@ -13,8 +13,9 @@ import traceback
 from pathlib import Path
 
 from planaria.cluster.files import JobFiles
-from planaria.cluster.node import EXIT_FAILED, EXIT_FENCED, EXIT_ORPHAN
+from planaria.cluster.node import EXIT_FAILED, EXIT_FENCED, EXIT_ORPHAN, EXIT_REFUSED
 from planaria.coordinator.machine import FENCED
+from planaria.errors import CheckpointError, DataError
 
 PR_SET_PDEATHSIG = 1
 
@@ -51,6 +52,9 @@ def main() -> int:
             from planaria.cluster.trainer_node import TrainerNode
 
             reason = TrainerNode(files, member, place).run()
+    except (DataError, CheckpointError) as error:  # nothing that a traceback would explain
+        print(error, file=sys.stderr)
+        return EXIT_REFUSED
     except Exception:
         traceback.print_exc()
         return EXIT_FAILED

@@ -26,6 +26,7 @@ from planaria.wire.messages import NO_VIEW, Delta, Heartbeat, Hello, Member, Mes
 EXIT_FAILED = 1  # with an exception, which is in the log
 EXIT_ORPHAN = 5
 EXIT_FENCED = 6
+EXIT_REFUSED = 7  # for a reason that the last line of the log tells the user
 POLL_MS = 20  # of the coordinator, whom the supervisor tells of deaths
 IDLE_MS = 100  # of members, who are woken by messages
 HELLO_S = 0.1

@@ -1,4 +1,5 @@
-"""Partial recovery, as a job's supervisor sees it: what each failure cost, and when it is too much.
+"""Partial recovery, as a job's supervisor sees it: whether to use it, what each failure cost, and
+when it is too much.
 
 PLS, the portion of lost samples, is CPR's measure: a server that goes back to a save of S steps ago
 has lost S of the job's steps, for one server's share of the model. `pls_updates` weighs the same
@@ -7,10 +8,90 @@ loss by what was really lost: the share of the job's row updates that the server
 
 from __future__ import annotations
 
+import secrets
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from planaria.checkpoints.folders import open_folder
 from planaria.config import Config
+from planaria.formulas import (
+    full_recovery_overhead,
+    partial_interval,
+    partial_recovery_overhead,
+    young_interval,
+)
+from planaria.tables import make_arenas
+
+PROBE_BYTES = 32_000_000
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds that a save, and the repair after a failure, take away from training."""
+
+    save: float
+    repair: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    partial: bool
+    interval_s: float
+    why: str
+
+
+def decide(config: Config, costs: Costs) -> Decision:
+    """Partial recovery where CPR's model of the overhead says that it wins, else full recovery.
+
+    Both are charged as if training stopped for a save; partial recovery saves as often as its
+    budget of lost samples demands, full recovery at Young's interval.
+    """
+    mtbf, budget = config.failures.mtbf_s, config.cpr.target_pls
+    assert mtbf is not None
+    intervals = {
+        "partial": partial_interval(budget, mtbf, config.servers),
+        "full": young_interval(costs.save, mtbf),
+    }
+    overheads = {
+        name: overhead(save=costs.save, interval=intervals[name], repair=costs.repair, mtbf=mtbf)
+        for name, overhead in (
+            ("partial", partial_recovery_overhead),
+            ("full", full_recovery_overhead),
+        )
+    }
+    chosen = "partial" if overheads["partial"] < overheads["full"] else "full"
+    told = [
+        f"{name} recovery would cost {overheads[name]:.2%}, saving every {intervals[name]:,.1f} s"
+        for name in ("partial", "full")
+    ]
+    why = f"{'; '.join(told)}: {chosen} recovery it is (PLS up to {budget:g}, MTBF {mtbf:,.0f} s)"
+    return Decision(chosen == "partial", intervals[chosen], why)
+
+
+def expected_costs(config: Config) -> Costs:
+    """As configured, or else from the size of the job and the measured speed of its folder."""
+    failures = config.failures
+    if failures.save_s is not None and failures.load_s is not None:
+        return Costs(failures.save_s, failures.load_s + failures.reschedule_s)
+    arenas = make_arenas(config.tables, config.optimizer_rule)
+    seconds = sum(arena.rows * arena.words * 4 for arena in arenas) / _bytes_per_s(config)
+    save = seconds if failures.save_s is None else failures.save_s
+    # A lost server loads its own share alone.
+    load = seconds / config.servers if failures.load_s is None else failures.load_s
+    return Costs(save, load + failures.reschedule_s)
+
+
+def _bytes_per_s(config: Config) -> float:
+    """How fast the checkpoints' folder takes in bytes that must last."""
+    assert config.checkpoint.path is not None
+    folder, name = open_folder(config.checkpoint.path), f"speed-{secrets.token_hex(4)}.probe"
+    content = secrets.token_bytes(PROBE_BYTES)  # nothing that storage could make smaller
+    began = time.monotonic()
+    folder.write(name, content)
+    seconds = time.monotonic() - began
+    folder.remove(name)
+    return PROBE_BYTES / seconds
 
 
 @dataclass(frozen=True)

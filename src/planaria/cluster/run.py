@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from planaria.cluster.node import EXIT_FAILED, EXIT_FENCED
+from planaria.cluster.node import EXIT_FAILED, EXIT_FENCED, EXIT_REFUSED
 from planaria.cluster.partial import Losses
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Start, roll_back_to
 from planaria.cluster.saves import Saves
@@ -198,6 +198,12 @@ class JobRun:
                     self.resident[event.member] = facts["resident"]
                 elif facts["loss"] is not None:
                     self.losses[facts["rank"]] = facts["loss"]
+            case "short":
+                self.observe(
+                    f"{event.member} found {facts['samples']} of {facts['wanted']} samples behind "
+                    "those of the job: the model is judged by fewer than data.test_samples",
+                    self.progress,
+                )
             case "evaluated":
                 self.evaluated[facts["rank"]] = (facts["labels"], facts["logits"])
             case "scrubbed":
@@ -258,6 +264,8 @@ class JobRun:
     def _on_exit(self, supervisor: Supervisor, event: Event) -> None:
         self._detected(event.member, event.at)
         member, code = event.member, event.facts["code"]
+        if code == EXIT_REFUSED:
+            raise ClusterError(supervisor.log_of(member).rpartition("\n")[2])
         if code == EXIT_FAILED:
             # An exception is no fault: a replacement would run into the same one.
             log = supervisor.log_of(member)
@@ -340,7 +348,8 @@ class JobRun:
     # ------------------------------------------------------------------ the report
 
     def report(self) -> dict[str, Any]:
-        config, layout = self.config, self.config.layout
+        """Of a job that was done; docs/report.md explains every field."""
+        config = self.config
         records = sum((self.digests[server] for server in self.progress.servers), Digest())
         replica, *others = (self.digests[trainer] for trainer in self.progress.trainers)
         if any(other != replica for other in others):
@@ -353,16 +362,26 @@ class JobRun:
             "digest": str(records + replica + position),
             **self._quality(),
             "loss": float(np.mean(list(self.losses.values()))) if self.losses else None,
-            "steps": config.steps,
-            "samples": config.steps * config.batch,
+            "bytes_records": sum(data for data, _ in self.memory.values()),
+            "bytes_parity": sum(parity for _, parity in self.memory.values()),
+            **self._what_happened(config.steps),
+        }
+
+    def report_failure(self, error: Exception) -> dict[str, Any]:
+        """Of a job that could not go on: why, and how far it came."""
+        return {"failed": str(error), **self._what_happened(self.progress.step)}
+
+    def _what_happened(self, steps: int) -> dict[str, Any]:
+        config, layout = self.config, self.config.layout
+        return {
+            "steps": steps,
+            "samples": steps * config.batch,
             "samples_per_s": self._samples_per_s(),
             "strategy": config.strategy,
             "servers": config.servers,
             "k": layout.k,
             "parity": layout.r,
             "trainers": config.trainers,
-            "bytes_records": sum(data for data, _ in self.memory.values()),
-            "bytes_parity": sum(parity for _, parity in self.memory.values()),
             "scrubbed": {
                 "rounds": len(self.scrubs),
                 "records": self.scrubbed_records,

@@ -167,6 +167,8 @@ class TrainerNode(MemberNode):
                 f"step {step} wants samples that data.path does not have: it ends after "
                 f"{start + len(batch)}; lower steps or batch"
             )
+        if len(batch) < count:
+            self.link.say("short", samples=len(batch), wanted=count)
         unique, inverse = kernels.dedup((batch.ids + self.arena.first_rows).ravel())
         parts = self.router.partition(unique)
         ends = np.cumsum(parts.counts).tolist()

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from planaria import formulas
 from planaria.errors import ConfigError
 from planaria.layout import default_k
-from planaria.planning import formulas
 from planaria.planning.failures import (
     FailureModel,
     Renewal,

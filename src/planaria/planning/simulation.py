@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from planaria.formulas import share_of_sets
 from planaria.planning.failures import FailureModel, Failures
-from planaria.planning.formulas import share_of_sets
 
 Floats = npt.NDArray[np.float64]
 

@@ -1,0 +1,138 @@
+"""Partial recovery under the simulator, where the moment of recovery can be looked at.
+
+A server is killed at one message after the other. Its replacement starts from the save, and at
+that moment every other server has, to the bit, what it has in the undisturbed run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planaria.coordinator.machine import CoordinatorMachine
+from planaria.kernels.types import Floats, Records
+from planaria.server.digest import Digest
+from planaria.server.job import ServerJob
+from planaria.server.machine import ServerMachine
+from planaria.server.store import Store
+from planaria.simulator.checks import Oracle
+from planaria.simulator.faults import Faults
+from planaria.simulator.toy import Batch, ToyJob
+from planaria.simulator.world import World
+from planaria.trainer.machine import TrainerMachine
+from planaria.wire.machine import Outbox
+from planaria.wire.messages import Member, Message
+
+VICTIM = 1
+
+
+class PartialJob(ToyJob):
+    def server_job(self, retry_s: float) -> ServerJob:
+        return replace(super().server_job(retry_s), partial=True)
+
+
+JOB = PartialJob(servers=3, k=1, r=0, trainers=2, steps=6, rows=30)
+
+
+class PartialCoordinator(CoordinatorMachine):
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named, partial=True)
+
+
+class Onlooker(Oracle):
+    """Gradients follow from what a trainer sees, which may be the rows of a save."""
+
+    def on_compute(
+        self, trainer: TrainerMachine, step: int, rows: dict[int, list[Floats]]
+    ) -> Batch:
+        job, batch = self.world.job, self.reference.batches[step, trainer.rank]
+        own = job.rows_of(step, trainer.rank)
+        places, _ = job.layout.arena(job.rows).locate(own)
+        values = np.empty((len(own), job.dim), np.float32)
+        for place, found in rows.items():
+            values[places == place] = found[0]
+        dense = trainer.dense.versions[step - 1]  # type: ignore[attr-defined]
+        sparse, gradient = job.gradients(step, trainer.rank, own, values, dense)
+        pushes = {place: [sparse[places == place]] for place in range(job.servers)}
+        return replace(batch, pushes=pushes, dense_gradient=gradient)
+
+    def at_end(self) -> None:
+        """The tests look themselves."""
+
+
+class PartialWorld(World):
+    """Saves every server at one step, and kills one of them at one delivery."""
+
+    coordinator_class = PartialCoordinator
+
+    def __init__(self, seed: int, *, save_at: int = 0, kill_at: int = 0) -> None:
+        self.states: dict[int, dict[int, Records]] = defaultdict(dict)  # place -> step
+        self.save_at = save_at
+        self.kill_at = kill_at
+        self.survivors: dict[int, Records] = {}  # at the moment of recovery
+        self.recovered_at = self.went_back_to = -1
+        super().__init__(JOB, seed, Faults(count=0), network="even")
+        self.oracle = Onlooker(self)
+
+    def on_delivery(self, sender: Member, to: Member, message: Message) -> None:
+        if self.kill_at and self.delivered == self.kill_at:
+            self.kill(self.disk.install.servers[VICTIM])
+
+    def _finish_call(self, member: Member, outbox: Outbox) -> None:
+        machine = self.processes[member].machine
+        if isinstance(machine, ServerMachine) and machine.store is not None:
+            if machine.wants_save:
+                self._fill(machine.store)
+                outbox = outbox + machine.filled()
+            self.states[machine.place][machine.step] = machine.store.arenas[0].records.copy()
+        super()._finish_call(member, outbox)
+
+    def _fill(self, store: Store) -> None:
+        if self.save_at in self.states[store.place] and self.save_at <= store.step:
+            store.arenas[0].records[:] = self.states[store.place][self.save_at]
+            store.set_all_valid()
+            self.went_back_to = self.save_at
+        else:
+            store.initialise()
+            self.went_back_to = 0
+        self.recovered_at = store.step
+        for other in self.disk.install.servers:
+            there = self.processes[other].machine
+            if there.place != VICTIM:
+                index = np.arange(len(there.store.arenas[0].records))
+                self.survivors[there.place] = there.store.read(0, index, store.step)
+
+    def digest(self) -> Digest:
+        servers = [self.processes[member].machine for member in self.disk.install.servers]
+        return sum((server.store.digest() for server in servers), Digest())
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> PartialWorld:
+    world = PartialWorld(0)
+    world.run()
+    assert world.digest() == world.oracle.reference.digest  # gradients are as in the reference
+    return world
+
+
+def test_only_the_lost_server_differs_when_it_recovers(undisturbed: PartialWorld) -> None:
+    exact = lossy = 0
+    for kill_at in range(40, undisturbed.delivered - 20, 3):
+        world = PartialWorld(0, save_at=2, kill_at=kill_at)
+        world.run()
+        if world.recovered_at < 0:
+            continue  # the job was over before anybody noticed
+        assert world.survivors.keys() == {0, 2}
+        for place, records in world.survivors.items():
+            expected = undisturbed.states[place][world.recovered_at]
+            assert np.array_equal(records, expected), (kill_at, place)
+        equal = world.digest() == undisturbed.digest()
+        assert equal == (world.recovered_at == world.went_back_to), kill_at
+        exact += equal
+        lossy += not equal
+    assert exact > 0  # killed right after the save
+    assert lossy > 0  # the control
