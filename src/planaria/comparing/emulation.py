@@ -14,7 +14,7 @@ import numpy as np
 from planaria.config import CheckpointConfig, Config
 from planaria.config.job import FailuresConfig
 from planaria.errors import ConfigError
-from planaria.planning.formulas import (
+from planaria.formulas import (
     full_recovery_overhead,
     partial_interval,
     partial_recovery_overhead,
@@ -179,12 +179,14 @@ class Emulation:
 def failure_steps(steps: int, failures: int, seed: int) -> list[int]:
     """When failures come: exponential gaps, scaled so that the last ends with the job.
 
-    A quarter of the mean gap is kept free before, between and after them, so that each is a
-    failure of its own, and the last one has time to be repaired.
+    A quarter of the mean gap is kept free before and between them, so that each is a failure of
+    its own; and a tenth of the job at its end, because a kill that comes after the last step is
+    none, and the processes may be steps ahead of what is known of them.
     """
     free = steps // (4 * (failures + 1))
     gaps = np.random.default_rng(seed).exponential(size=failures + 1)
-    reached = np.cumsum(gaps / gaps.sum())[:failures] * (steps - (failures + 1) * free)
+    spread = steps - failures * free - max(free, steps // 10)
+    reached = np.cumsum(gaps / gaps.sum())[:failures] * spread
     return [int(at) + (number + 1) * free for number, at in enumerate(reached)]
 
 

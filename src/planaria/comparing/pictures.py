@@ -43,7 +43,7 @@ def cost_cells(comparison: Comparison) -> Cells:
             parts += [NOTHING] * len(PARTS)
         else:
             parts = [f"{100 * part / hours:.2f}" for part in (account.total, *astuple(account))]
-        lines.append((row.name, every, *parts, formula))
+        lines.append((_name(row), every, *parts, formula))
     return Cells(
         f"overhead, % of {hours:g} h",
         ("strategy", "saves every", "overhead", *(_words(part) for part in PARTS), "by formula"),
@@ -52,7 +52,7 @@ def cost_cells(comparison: Comparison) -> Cells:
 
 
 def quality_cells(comparison: Comparison) -> Cells:
-    reports = [reference.report for reference in comparison.references if reference.report]
+    reports = [reference.report for reference in comparison.references]
     auc, entropy = (
         [report[key] for report in reports if report[key] is not None]
         for key in ("auc", "normalized_entropy")
@@ -62,7 +62,7 @@ def quality_cells(comparison: Comparison) -> Cells:
         pls = row.mean("pls")
         lines.append(
             (
-                row.name,
+                _name(row),
                 NOTHING if pls is None else f"{100 * pls:.2f}",
                 _number(row.mean("auc")),
                 _with_error(row.difference("auc")),
@@ -99,11 +99,12 @@ def sentences(comparison: Comparison) -> list[str]:
     for row in comparison.rows:
         for run in row.stopped:
             verb = "lost" if run.lost else "failed"
-            found.append(f"{row.name} {verb} at step {run.stopped_at}, seed {run.seed}: {run.why}")
+            step, why = run.report["steps"], run.report["failed"]
+            found.append(f"{row.name} {verb} at step {step}, seed {run.seed}: {why}")
     for row in comparison.rows:
         for run in row.outcomes:
             missed = len(comparison.schedules[0]) - len(run.killed)
-            if missed and run.report:
+            if missed and run.ended:
                 found.append(
                     f"{row.name}: {missed} kills of seed {run.seed} came too late for the run; "
                     "give it more steps"
@@ -294,6 +295,12 @@ def _png(figure: Any, axes: Any) -> bytes:
 
 def _words(part: str) -> str:
     return part.replace("_", " ")
+
+
+def _name(row: Row) -> str:
+    """What a line shows is the mean of the runs that ended, so it must say if some did not."""
+    ended, runs = len(row.ended), len(row.outcomes)
+    return row.name if ended in (0, runs) else f"{row.name} ({ended} of {runs} ended)"
 
 
 def _mean(values: Sequence[float]) -> str:

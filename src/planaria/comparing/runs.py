@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
+
 from planaria.cluster.run import JobRun, Observer
 from planaria.cluster.supervisor import Event, Supervisor
 from planaria.comparing.accounts import (
@@ -21,7 +23,7 @@ from planaria.comparing.accounts import (
 )
 from planaria.comparing.emulation import STRATEGIES, Emulation
 from planaria.config import Config
-from planaria.errors import ClusterError, LossError
+from planaria.errors import ClusterError, LossError, PlanariaError
 from planaria.schedule import Event as Scheduled
 
 UNDISTURBED = "undisturbed"
@@ -29,15 +31,17 @@ UNDISTURBED = "undisturbed"
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run. Without a report it stopped, and `why` says what stopped it."""
+    """One run, with the report of JobRun: that of a failure, if it did not reach its end."""
 
     seed: int
-    report: dict[str, Any] | None
+    report: dict[str, Any]
     step_s: float | None = None
     killed: tuple[dict[str, int], ...] = ()  # each kill: the server, when due and when done
-    why: str = ""
-    lost: bool = False  # it could not go on, as against: something is wrong
-    stopped_at: int | None = None
+    lost: bool = False  # more was lost than the strategy bears, as against: something is wrong
+
+    @property
+    def ended(self) -> bool:
+        return "failed" not in self.report
 
 
 Runner = Callable[[str, Config, Sequence[Scheduled]], Outcome]
@@ -60,7 +64,7 @@ class Row:
     def ended(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """The report of each run that reached the end, and that of its reference."""
         both = zip(self.outcomes, self.references, strict=True)
-        return [(run.report, other.report) for run, other in both if run.report and other.report]
+        return [(run.report, other.report) for run, other in both if run.ended]
 
     @property
     def account(self) -> Account | None:
@@ -79,7 +83,7 @@ class Row:
 
     @property
     def stopped(self) -> list[Outcome]:
-        return [outcome for outcome in self.outcomes if outcome.report is None]
+        return [outcome for outcome in self.outcomes if not outcome.ended]
 
     def mean(self, key: str) -> float | None:
         found = interval([report[key] for report, _ in self.ended if report[key] is not None])
@@ -101,22 +105,20 @@ class Row:
             "name": self.name,
             "checkpoint_every_steps": self.every_steps,
             "checkpoint_every_hours": self.every_hours,
-            "overhead_hours": None
-            if account is None
-            else {**asdict(account), "total": account.total},
+            "overhead_hours": account and {**asdict(account), "total": account.total},
             "overhead_by_formula": self.formula,
             "pls": self.mean("pls"),
             "auc": self.mean("auc"),
-            "auc_difference": _as_dict(self.difference("auc")),
+            "auc_difference": self.difference("auc"),
             "normalized_entropy": self.mean("normalized_entropy"),
-            "normalized_entropy_difference": _as_dict(self.difference("normalized_entropy")),
+            "normalized_entropy_difference": self.difference("normalized_entropy"),
             "runs": len(self.outcomes),
             "digests_equal": self.equal,
             "outcomes": [
                 {**asdict(outcome), "slowdown_measured": slowdown}
                 for outcome, slowdown in zip(self.outcomes, self.slowdowns, strict=True)
             ],
-            "accounts_hours": [asdict(one) for one in self.accounts],
+            "accounts_hours": self.accounts,
         }
 
 
@@ -130,17 +132,21 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as JSON has it: also what no table shows."""
-        return {
-            "emulation": {
-                **asdict(self.emulation),
-                "mtbf_hours": self.emulation.expected_mtbf,
-                "hours_per_step": self.emulation.hours_per_step(self.job),
-            },
-            "job": self.job.to_dict(),
-            "schedules": [list(schedule) for schedule in self.schedules],
-            "undisturbed": [asdict(reference) for reference in self.references],
-            "strategies": [row.to_dict() for row in self.rows],
+        emulation = {
+            **asdict(self.emulation),
+            "mtbf_hours": self.emulation.expected_mtbf,
+            "hours_per_step": self.emulation.hours_per_step(self.job),
         }
+        values: dict[str, Any] = msgspec.to_builtins(
+            {
+                "emulation": emulation,
+                "job": self.job.to_dict(),
+                "schedules": self.schedules,
+                "undisturbed": self.references,
+                "strategies": [row.to_dict() for row in self.rows],
+            }
+        )
+        return values
 
 
 def prepare(emulation: Emulation, job: Config, names: Sequence[str]) -> None:
@@ -173,32 +179,23 @@ def compare(emulation: Emulation, job: Config, names: Sequence[str], run: Runner
                 found = run(title, config, [] if is_reference else schedule)
             if not is_reference:
                 outcomes[name].append(found)
-            elif found.report is None:
-                raise ClusterError(f"the undisturbed run did not reach its end: {found.why}")
-            else:
+            elif found.ended:
                 references.append(found)
+            else:
+                why = found.report["failed"]
+                raise ClusterError(f"the undisturbed run did not reach its end: {why}")
     rows = [_row(emulation, job, name, outcomes[name], references) for name in names]
     return Comparison(emulation, job, tuple(schedules), tuple(references), tuple(rows))
 
 
 def run_here(observer: Observer, config: Config, schedule: Sequence[Scheduled]) -> Outcome:
     """A run on this machine. One that cannot go on is an outcome like others."""
-    job = EmulatedRun(config, schedule, observer)
+    job, lost = EmulatedRun(config, schedule, observer), False
     try:
-        report, why, lost = job.run(), "", False
-    except LossError as error:
-        report, why, lost = None, str(error), True
-    except ClusterError as error:
-        report, why, lost = None, str(error), False
-    return Outcome(
-        config.seed,
-        report,
-        step_seconds(job.progress.step_at),
-        tuple(job.killed),
-        why,
-        lost,
-        None if report else job.progress.step,
-    )
+        report = job.run()
+    except PlanariaError as error:
+        report, lost = job.report_failure(error), isinstance(error, LossError)
+    return Outcome(config.seed, report, step_seconds(job.progress.step_at), tuple(job.killed), lost)
 
 
 class EmulatedRun(JobRun):
@@ -231,11 +228,13 @@ class EmulatedRun(JobRun):
         )
 
     def _disturb(self, supervisor: Supervisor, item: Scheduled) -> None:
+        before = len(self.progress.failures)
         super()._disturb(supervisor, item)
         assert item.number is not None
-        self.killed.append(
-            {"server": item.number, "due_step": item.step, "step": self.progress.step}
-        )
+        if len(self.progress.failures) > before:
+            self.killed.append(
+                {"server": item.number, "due_step": item.step, "step": self.progress.step}
+            )
 
 
 def _row(
@@ -256,7 +255,7 @@ def _row(
             slowdown_of(run.step_s, reference.step_s),
         )
         for run, reference in zip(outcomes, references, strict=True)
-        if run.report is not None
+        if run.ended
     ]
     return Row(
         name,
@@ -271,7 +270,3 @@ def _row(
 
 def _seeds(emulation: Emulation, job: Config) -> list[int]:
     return [job.seed + number for number in range(emulation.seeds)]
-
-
-def _as_dict(found: Interval | None) -> dict[str, Any] | None:
-    return None if found is None else asdict(found)
