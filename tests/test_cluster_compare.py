@@ -78,7 +78,7 @@ def test_parity_and_rollback_end_with_the_undisturbed_bits_and_partial_recovery_
         sum(back["from_step"] - back["to_step"] for back in redone) * 20 / 60
     )
 
-    lines = list(csv.DictReader((out / "table.csv").open()))
+    lines = list(csv.DictReader((out / "table.csv").read_text().splitlines()))
     assert [line["strategy"] for line in lines] == names
     assert float(lines[1]["overhead_hours"]) == pytest.approx(
         sum(by_name["checkpoint"]["overhead_hours"].values())

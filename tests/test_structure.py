@@ -101,24 +101,6 @@ def test_no_file_holds_two_ideas() -> None:
     assert too_long == []
 
 
-def snippets(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
-
-
-PAGES = ["README.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").glob("*.md")))]
-
-
-@pytest.mark.parametrize(
-    ("page", "number"), [(page, n) for page in PAGES for n in range(len(snippets(page)))]
-)
-def test_every_snippet_of_the_pages_runs(page: str, number: int) -> None:
-    code = snippets(page)[number]
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def test_every_file_that_the_readme_lists_exists() -> None:
     tree = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[-1]
     listed: list[str] = []
