@@ -99,7 +99,7 @@ def impossible() -> list[Message]:
         DenseGradient(view=FIRST, rank=0, step=6, gradient=None),
         Install(view=View(0, 5), committed=far, servers=[], trainers=[], rebuilding=[]),
         Promise(view=FIRST, held=-far, blank=True, whole=False),
-        Done(view=FIRST, rank=0),
+        Done(view=FIRST),
         Hello(view=FIRST, member="server-0", role="trainer", address="nowhere"),
         Suspect(view=FIRST, member="server-0"),
         Spawn(view=FIRST, role="server", count=far),

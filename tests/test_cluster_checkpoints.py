@@ -92,6 +92,24 @@ def test_saving_changes_no_bit_and_every_checkpoint_is_reported(undisturbed: Und
     assert len({content(undisturbed.folder, one["step"])[1] for one in saved}) == len(saved)
 
 
+def parts_of(folder: Path, step: int) -> dict[str, bytes]:
+    """The content of each part; its name ends in a random token."""
+    found = (folder / f"step-{step:08d}").glob("*.part")
+    return {path.name.rpartition("-")[0]: path.read_bytes() for path in found}
+
+
+def test_what_is_saved_while_training_goes_on_is_what_is_saved_while_it_waits(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    report = JobRun(saving(tmp_path / "job", *PLAIN, "checkpoint.mode=sync")).run()
+    assert report["digest"] == undisturbed.digest
+    for one in report["checkpoints"]:
+        assert 0 < one["blocked_s"] <= one["seconds"] + 0.1
+        found = parts_of(tmp_path / "job", one["step"])
+        assert found.keys() == {"dense", "place-00000", "place-00001"}
+        assert found == parts_of(undisturbed.folder, one["step"])
+
+
 def test_a_server_killed_between_two_saves_spoils_none_of_them(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:

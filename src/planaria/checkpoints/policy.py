@@ -49,9 +49,10 @@ class Plan(NamedTuple):
         return self.base[-1] if self.base else None
 
 
-def plan_next(policy: Policy, history: Sequence[Saved]) -> Plan:
+def plan_next(policy: Policy, history: Sequence[Saved], longest: float = 1.0) -> Plan:
     """What to save next. history: what was published, oldest first, as far as changed rows are
     known since; whoever has lost count of them passes nothing and gets a full checkpoint.
+    longest: how many times the baseline consecutive differences may come to.
     """
     if policy not in POLICIES:
         raise ArgumentError(f"unknown policy {policy!r}; use {', '.join(POLICIES)}")
@@ -60,17 +61,17 @@ def plan_next(policy: Policy, history: Sequence[Saved]) -> Plan:
         return Plan()
     baseline, *differences = history[baselines[-1] :]
     shares = [saved.bytes / baseline.bytes for saved in differences]
-    if shares and _wants_baseline(policy, shares):
+    if shares and _wants_baseline(policy, shares, longest):
         return Plan()
     if policy == "consecutive":
         return Plan((baseline.step, *(saved.step for saved in differences)))
     return Plan((baseline.step,))
 
 
-def _wants_baseline(policy: Policy, shares: Sequence[float]) -> bool:
+def _wants_baseline(policy: Policy, shares: Sequence[float], longest: float) -> bool:
     match policy:
         case "one-shot":
             return shares[-1] >= 1
         case "consecutive":
-            return sum(shares) >= 1
+            return sum(shares) >= longest
     return 1 + sum(shares) <= (len(shares) + 1) * shares[-1]

@@ -44,8 +44,6 @@ class CoordinatorNode(Node):
         super()._on_order(order)
         if "suspect" in order:
             self._suspects.put(order["suspect"])
-        if "partial" in order:
-            self.machine.partial = order["partial"]
 
     def _on_orphan(self) -> None:
         """Cleans up in the supervisor's place; the others end at the same moment."""
@@ -65,6 +63,7 @@ class CoordinatorNode(Node):
                 self.heard[envelope.sender] = now
                 self.book[envelope.sender] = envelope.address
                 self._receive(envelope.sender, envelope.message)
+            self.machine.partial &= self.told.get("partial", True)
             while not self._suspects.empty():
                 self._receive(SUPERVISOR, Suspect(view=NO_VIEW, member=self._suspects.get_nowait()))
             for member, at in self.heard.items():

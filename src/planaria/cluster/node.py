@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
@@ -19,9 +19,13 @@ import zmq
 from planaria.cluster.files import JobFiles
 from planaria.cluster.transport import Transport
 from planaria.config import Config
+from planaria.coordinator.machine import DONE
 from planaria.wire.codec import Envelope, encode
 from planaria.wire.machine import COORDINATOR, Machine, Outbox
 from planaria.wire.messages import NO_VIEW, Delta, Heartbeat, Hello, Member, Message, Stop
+
+if TYPE_CHECKING:
+    from planaria.cluster.saving import PartSaver
 
 EXIT_FAILED = 1  # with an exception, which is in the log
 EXIT_ORPHAN = 5
@@ -82,11 +86,13 @@ class Node:
         self.book: dict[Member, str] = {}  # where members listen
         self.coordinator = ""
         self.stopped: str | None = None
+        self.told: dict[str, Any] = {}  # the last of each order
         self.link.listen(self._on_order, self._on_orphan)
         self.link.say("listening", member=member, address=self.transport.address)
 
     def _on_order(self, order: dict[str, Any]) -> None:
         """From the supervisor, in its own thread: only simple assignments here."""
+        self.told.update(order)
         if "coordinator" in order:
             self.coordinator = order["coordinator"]
 
@@ -112,6 +118,7 @@ class MemberNode(Node):
     """A server or trainer: a machine of views on top of a node."""
 
     machine: Machine
+    saver: PartSaver
 
     def run(self) -> str:
         """Until the coordinator says stop; returns its reason."""
@@ -129,6 +136,9 @@ class MemberNode(Node):
                     break
             self.post(self.machine.tick(time.monotonic()))
             wait_ms = self.work()
+        if self.stopped == DONE:
+            self.saver.close()
+            self.link.say("left")
         return self.stopped
 
     def work(self) -> int:

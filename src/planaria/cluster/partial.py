@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planaria.checkpoints.folders import open_folder
@@ -69,6 +69,19 @@ def decide(config: Config, costs: Costs) -> Decision:
     return Decision(chosen == "partial", intervals[chosen], why)
 
 
+def settle(config: Config) -> tuple[Config, str]:
+    """The job that is run, and why: with partial or full recovery, and how often it saves.
+
+    Who says how often to save gets partial recovery without a question.
+    """
+    if config.strategy != "cpr" or config.checkpoint.saves:
+        return config, ""
+    decision = decide(config, expected_costs(config))
+    saves = replace(config.checkpoint, every_s=decision.interval_s)
+    strategy = "cpr" if decision.partial else "checkpoint"
+    return replace(config, strategy=strategy, checkpoint=saves), decision.why
+
+
 def expected_costs(config: Config) -> Costs:
     """As configured, or else from the size of the job and the measured speed of its folder."""
     failures = config.failures
@@ -117,10 +130,14 @@ class Losses:
     def on_updates(self, facts: dict[str, Any]) -> None:
         self._said[facts["place"]] = Updates(facts["steps"], facts["total"], facts["unsaved"])
 
-    def on_reloaded(self, facts: dict[str, Any]) -> str:
-        """A place went back to a save; returns what to tell."""
+    def on_reloaded(self, facts: dict[str, Any], since: int) -> str:
+        """A place went back to a save; returns what to tell.
+
+        since: the last step by which every row had its turn to be saved. What priority saves have
+        saved after it is not counted as saved, as CPR does not count it.
+        """
         config, place = self.config, facts["place"]
-        lost_steps = facts["step"] - facts["saved"]
+        lost_steps = facts["step"] - since
         pls = lost_steps / (config.steps * config.servers)
         updates = self._lost_updates(place)
         self.pls += pls
@@ -136,9 +153,10 @@ class Losses:
             }
         )
         source = f"its save of step {facts['saved']}" if facts["saved"] else "its initial values"
+        ago = facts["step"] - facts["saved"]
         return (
-            f"server:{place} goes on from {source}, {lost_steps} steps ago; PLS is "
-            f"{self.pls:.4f} of {config.cpr.target_pls:g}, by updates {self.pls_updates:.4f}"
+            f"server:{place} goes on from {source}, {ago} steps ago; PLS is {self.pls:.4f} of "
+            f"{config.cpr.target_pls:g}, by updates {self.pls_updates:.4f}"
         )
 
     def passes_budget(self) -> bool:

@@ -33,7 +33,7 @@ def find_start(config: Config, *, resume: bool) -> Start:
             raise ConfigError("checkpoint.path: expected a folder or a URL for --resume, got null")
         return FROM_THE_BEGINNING
     try:
-        if not resume and not config.checkpoint.every_steps:
+        if not resume and not config.saves:
             return FROM_THE_BEGINNING
         # Every byte is read before anything is started: servers read it again, in memory mostly.
         found = latest(folder, verify=resume)
@@ -55,9 +55,11 @@ def roll_back_to(config: Config) -> Start | None:
     `erasure` rolls back if there is a checkpoint, the others always, to the beginning if need be.
     """
     folder = config.checkpoint.path
-    if config.strategy == "none" or folder is None or not config.checkpoint.every_steps:
+    if config.strategy == "none" or folder is None or not config.saves:
         return None
     found = latest(folder, verify=True)
+    while found.checkpoint and _is_mixed(found.checkpoint):
+        found = latest(folder, before=found.checkpoint.step, verify=True)
     if found.checkpoint:
         return Start(found.checkpoint.step, found.checkpoint.manifest.bytes)
     return None if config.strategy == "erasure" else FROM_THE_BEGINNING
@@ -77,8 +79,15 @@ def _resume(config: Config, folder: str, found: Found) -> Start:
             f"its weights have {checkpoint.manifest.bits} bits: the digest will be another than "
             "that of an uninterrupted run"
         )
+    if _is_mixed(checkpoint):
+        notes.append("its rows are of different steps: the digest will be another, likewise")
     notes += _changes(config, checkpoint.manifest)
     return Start(checkpoint.step, checkpoint.manifest.bytes, tuple(notes))
+
+
+def _is_mixed(checkpoint: Checkpoint) -> bool:
+    """Whether priority saves made it: rows that matter less are older than its step."""
+    return checkpoint.manifest.extra.get("rows") in ("priority", "interval")
 
 
 def _require_fit(config: Config, checkpoint: Checkpoint) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from planaria.cluster.node import EXIT_FAILED, EXIT_FENCED, EXIT_REFUSED
-from planaria.cluster.partial import Losses
+from planaria.cluster.partial import Losses, settle
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Start, roll_back_to
 from planaria.cluster.saves import Saves
 from planaria.cluster.supervisor import Event, Supervisor
@@ -75,14 +75,17 @@ class JobRun:
         start: Start = FROM_THE_BEGINNING,
     ) -> None:
         """start: where the job begins, as planaria.cluster.resuming finds it."""
+        self.strategy = config.strategy
+        config, self.decision = settle(config)
         self.config = config
         self.start = start
         self.resumed_from = start.step or None
         self.pending = sorted(schedule, key=lambda item: item.step)
         self.observe = observe
         self.progress = Progress(step=start.step)
-        self.saves = Saves(config, self._observe_save)
+        self.saves = Saves(config, self._observe_save, start.step)
         self.digests: dict[str, Digest] = {}
+        self.left: set[Member] = set()
         self.memory: dict[str, tuple[int, int]] = {}
         self.resident: dict[str, int] = {}
         self.evaluated: dict[int, tuple[list[int], list[float]]] = {}
@@ -104,7 +107,7 @@ class JobRun:
 
     def _attempt(self) -> str | None:
         """From the start to the end, or to a loss that the survivors cannot make good: which."""
-        for note in self.start.notes:
+        for note in filter(None, (*self.start.notes, self.decision)):
             self.observe(note, self.progress)
         config = self.config
         with Supervisor(config, self.start.step) as supervisor:
@@ -116,6 +119,8 @@ class JobRun:
             while not self._over(supervisor):
                 for event in supervisor.events(POLL_S):
                     self._on_event(supervisor, event)
+                if order := self.saves.take_order():
+                    supervisor.order_all(**order)
                 self._wake_frozen(supervisor)
                 self._check_deadline(supervisor)
         return self.failure
@@ -136,29 +141,26 @@ class JobRun:
             if failure.gap_ms is None:
                 failure.view_at = time.monotonic()  # the next step is one of the new processes
         self.start, self.failure = start, None
-        self.saves = Saves(config, self._observe_save, self.saves.found)
+        self.saves = self.saves.after_rollback(start.step)
         self.progress.step = start.step
         self.progress.servers, self.progress.trainers, self.progress.rebuilding = [], [], {}
         self.last_progress = time.monotonic()
         for ended in (self.digests, self.memory, self.resident, self.evaluated, self.losses):
             ended.clear()
+        self.left.clear()
         self.wakes.clear()
 
     def _observe_save(self, line: str) -> None:
         self.observe(line, self.progress)
 
     def _over(self, supervisor: Supervisor) -> bool:
+        """Everybody told what it holds before the end; they may still be writing a checkpoint."""
         if not supervisor.finished:
             return False
         if self.failure:
             return True
-        awaited = {*self.progress.servers, *self.progress.trainers} - self.digests.keys()
-        if ended := sorted(awaited - supervisor.children.keys()):
-            raise ClusterError(
-                f"{', '.join(ended)} ended after the last step, before saying what it holds; run "
-                "the job again"
-            )
-        return not awaited
+        members = {*self.progress.servers, *self.progress.trainers}
+        return not (members & supervisor.children.keys()) - self.left
 
     def _check_deadline(self, supervisor: Supervisor) -> None:
         quiet_s = time.monotonic() - self.last_progress
@@ -204,6 +206,8 @@ class JobRun:
                     "those of the job: the model is judged by fewer than data.test_samples",
                     self.progress,
                 )
+            case "left":
+                self.left.add(event.member)
             case "evaluated":
                 self.evaluated[facts["rank"]] = (facts["labels"], facts["logits"])
             case "scrubbed":
@@ -237,6 +241,7 @@ class JobRun:
         )
         progress.step_at.append((progress.step, event.at))
         self.last_progress = event.at
+        self.saves.on_step(progress.step, event.at)
         for failure in progress.failures:
             if failure.gap_ms is None and failure.view_at and event.at > failure.view_at:
                 failure.gap_ms = (event.at - failure.at) * 1000
@@ -246,7 +251,9 @@ class JobRun:
 
     def _on_view(self, event: Event) -> None:
         progress = self.progress
+        before = {*progress.servers, *progress.trainers}
         progress.servers, progress.trainers = event.facts["servers"], event.facts["trainers"]
+        self.saves.on_lost(len(before - {*progress.servers, *progress.trainers}))
         if event.facts["view"] not in ([1, 1], self.shown_view):
             self.shown_view = event.facts["view"]
             for failure in progress.failures:
@@ -298,11 +305,13 @@ class JobRun:
                 )
 
     def _on_reloaded(self, supervisor: Supervisor, event: Event) -> None:
-        self.observe(self.losses_of_rows.on_reloaded(event.facts), self.progress)
+        saved = event.facts["saved"]
+        since = max(self.saves.last_of_all_rows(saved), min(self.start.step, saved))
+        self.observe(self.losses_of_rows.on_reloaded(event.facts, since), self.progress)
         self._on_rebuilt(event)
         self.last_progress = event.at
         if self.losses_of_rows.passes_budget():
-            supervisor.recover_fully()
+            supervisor.order_all(partial=False)
             self.observe(
                 "the lost samples have passed the budget: at the next failure all roll back",
                 self.progress,
@@ -377,7 +386,8 @@ class JobRun:
             "steps": steps,
             "samples": steps * config.batch,
             "samples_per_s": self._samples_per_s(),
-            "strategy": config.strategy,
+            "strategy": self.strategy,
+            "decision": self.decision,
             "servers": config.servers,
             "k": layout.k,
             "parity": layout.r,

@@ -11,10 +11,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from planaria.checkpoints import DENSE, Facts, PartSummary, discard, prune, publish
+from planaria.checkpoints import (
+    DENSE,
+    Facts,
+    PartSummary,
+    Saved,
+    discard,
+    plan_next,
+    prune,
+    publish,
+)
+from planaria.cluster.pace import Pace
 from planaria.cluster.saving import summary_of
 from planaria.config import Config
-from planaria.errors import PlanariaError
+from planaria.errors import CheckpointError, PlanariaError
+
+PRIORITY_CHAIN = 4.0  # priority saves write so many times the model before all of it is saved again
+ROWS = ("all", "changed", "interval", "priority")  # from what is best to have
 
 
 @dataclass
@@ -22,8 +35,12 @@ class Pending:
     """A checkpoint in the making, by place: what is durable, and what went wrong."""
 
     began: float
+    blocked_s: float = 0.0  # the longest of any process
     parts: dict[int, PartSummary] = field(default_factory=dict)
+    bases: set[int] = field(default_factory=set)  # since which parts have what changed
+    rows: set[str] = field(default_factory=set)  # what parts have: see cluster.saving
     problems: dict[int, str] = field(default_factory=dict)
+    late: bool = False  # whether somebody was told too late
 
 
 class Saves:
@@ -33,30 +50,49 @@ class Saves:
         self,
         config: Config,
         observe: Callable[[str], None],
-        found: Sequence[dict[str, Any]] = (),  # before all rolled back
+        start: int = 0,
+        found: Sequence[dict[str, Any]] = (),
+        pace: Pace | None = None,
     ) -> None:
+        """start: the step that the job starts from. found, pace: as they were before all rolled
+        back.
+        """
         self.config = config
         self.found = list(found)
+        self.start = start
+        self.pace = pace
+        if pace is None and config.checkpoint.every_s is not None:
+            self.pace = Pace(config, observe)
         self._observe = observe
         self._wanted = {DENSE, *config.layout.places}
         self._pending: dict[int, Pending] = {}
         self._closed: set[int] = set()
+        # The last full checkpoint and the differences after it, all of this run: servers count
+        # changes since no other.
+        self._history: list[Saved] = []
+        self._order: dict[str, Any] = {}
 
     def on_saved(self, facts: dict[str, Any]) -> None:
         step, place = facts["step"], facts["place"]
-        if step in self._closed:
+        if step in self._closed or step <= self.start:
             return
         pending = self._pending.setdefault(step, Pending(facts["began"]))
         pending.began = min(pending.began, facts["began"])
+        pending.blocked_s = max(pending.blocked_s, facts["blocked_s"])
         pending.parts[place] = summary_of(facts["part"])
+        pending.rows.add(facts["rows"])
+        if facts["base"] is not None:
+            pending.bases.add(facts["base"])
         self._close_if_all_have_spoken(step, pending)
 
     def on_failed(self, facts: dict[str, Any]) -> None:
         step, place = facts["step"], facts["place"]
-        if step in self._closed:
+        # What the job starts from is whole, whatever a replacement that starts there says.
+        if step in self._closed or step <= self.start:
             return
         pending = self._pending.setdefault(step, Pending(time.monotonic()))
         if place not in pending.parts:  # its predecessor was done with it
+            pending.late |= facts["late"]
             pending.problems.setdefault(place, facts["why"])
             self._observe(f"no part of {_name(place)} for step {step}: {facts['why']}")
         self._close_if_all_have_spoken(step, pending)
@@ -64,7 +100,34 @@ class Saves:
     def close(self) -> None:
         """The job is over: what is not whole now never will be."""
         for step in sorted(self._pending):
-            self._give_up(step)
+            self._give_up(step, over=True)
+
+    def after_rollback(self, start: int) -> Saves:
+        """The saves of the processes that go on from `start`."""
+        if self.pace:
+            self.pace.restart()
+        return Saves(self.config, self._observe, start, self.found, self.pace)
+
+    def on_step(self, step: int, at: float) -> None:
+        if self.pace:
+            self.pace.on_step(step, at)
+
+    def on_lost(self, processes: int) -> None:
+        """So many have failed and were replaced."""
+        if self.pace and processes:
+            self.pace.on_lost(processes)
+
+    def take_order(self) -> dict[str, Any]:
+        """What all processes must be told now, if anything."""
+        if self.pace and (step := self.pace.next(time.monotonic())) is not None:
+            self._order["save_at"] = step
+        order, self._order = self._order, {}
+        return order
+
+    def last_of_all_rows(self, up_to: int) -> int:
+        """The last step by which every row had its turn to be saved; 0 if there was none."""
+        whole = [one["step"] for one in self.found if one.get("rows", "priority") != "priority"]
+        return max((step for step in whole if step <= up_to), default=0)
 
     def way_back(self, start: int) -> str:
         """The end of a sentence that says what was lost; start: where this run was resumed."""
@@ -80,24 +143,50 @@ class Saves:
     def _publish(self, step: int, pending: Pending) -> None:
         config, folder = self.config, self.config.checkpoint.path
         assert folder is not None
-        facts = Facts(
-            config.tables,
-            config.optimizer_rule,
-            config.layout,
-            samples=step * config.batch,
-            config=config.to_dict(),
-        )
         try:
+            base = self._chain(pending)
+            rows = max(pending.rows, key=ROWS.index)
+            facts = Facts(
+                config.tables,
+                config.optimizer_rule,
+                config.layout,
+                samples=step * config.batch,
+                base=base,
+                config=config.to_dict(),
+                extra={"rows": rows},
+            )
             publish(folder, step, list(pending.parts.values()), facts)
         except (PlanariaError, OSError) as error:
             pending.problems[DENSE] = str(error)
+            if pending.bases:  # it may be the base that is amiss
+                self._history.clear()
             self._give_up(step)
             return
         self._close(step)
         size = sum(part.bytes for part in pending.parts.values())
         seconds = time.monotonic() - pending.began
-        self.found.append({"step": step, "seconds": seconds, "bytes": size})
-        self._observe(f"checkpoint of step {step}: {size / 1e6:,.1f} MB in {seconds:.2f} s")
+        blocked_s = pending.blocked_s
+        self.found.append(
+            {
+                "step": step,
+                "base": list(base),
+                "rows": rows,
+                "seconds": seconds,
+                "blocked_s": blocked_s,
+                "bytes": size,
+            }
+        )
+        self._observe(
+            f"checkpoint of step {step}{f', since step {base[-1]}' if base else ''}: "
+            f"{size / 1e6:,.1f} MB in {seconds:.2f} s, nobody held up for more than "
+            f"{blocked_s * 1000:.1f} ms"
+        )
+        if self.pace:
+            self.pace.on_published(seconds)
+        if not base:
+            self._history.clear()
+        self._history.append(Saved(step, size, base))
+        self._plan()
         for older in [other for other in sorted(self._pending) if other < step]:
             self._give_up(older)
         try:
@@ -105,9 +194,44 @@ class Saves:
         except (PlanariaError, OSError) as error:
             self._observe(f"old checkpoints could not be removed: {error}")
 
-    def _give_up(self, step: int) -> None:
+    def _chain(self, pending: Pending) -> tuple[int, ...]:
+        """What a checkpoint with these parts needs, oldest first.
+
+        Servers that were told late have what changed since an earlier step than the others, and
+        replacements have everything: more than what changed since the newest base of them all. If
+        that one has been superseded, any checkpoint after it is as good.
+        """
+        if not pending.bases:
+            return ()
+        if self.config.saves_priorities and self._history:  # each adds to all before it
+            return (*self._history[-1].base, self._history[-1].step)
+        for saved in self._history:
+            if saved.step >= max(pending.bases):
+                return (*saved.base, saved.step)
+        raise CheckpointError(
+            f"it has what changed since step {max(pending.bases)}, which cannot be used; the next "
+            "one is full"
+        )
+
+    def _plan(self) -> None:
+        """Servers are told what the next save is to be a difference from."""
+        policy, longest = self.config.checkpoint.policy, 1.0
+        if self.config.saves_priorities:
+            policy, longest = "consecutive", PRIORITY_CHAIN
+        if policy != "full":
+            since = plan_next(policy, self._history, longest).since
+            keep_from = max(self._closed) + 1 if since is None else since
+            self._order["base"] = {"step": since, "keep_from": keep_from}
+
+    def _give_up(self, step: int, over: bool = False) -> None:
+        """over: it is not the save that has failed, but the processes."""
         assert self.config.checkpoint.path is not None
         pending = self._close(step)
+        if self.config.saves_priorities:  # its rows are in no save: the next one has all
+            self._history.clear()
+        self._plan()
+        if self.pace and not over:
+            self.pace.on_given_up(pending.late)
         lacking = sorted(self._wanted - pending.parts.keys() - pending.problems.keys())
         named = ", ".join(map(_name, lacking))
         reasons = [*dict.fromkeys(pending.problems.values())]

@@ -12,10 +12,19 @@ from pathlib import Path
 from planaria import kernels
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import IDLE_MS, MemberNode
-from planaria.cluster.saving import PartSaver, copy_records, reload_records, restore_records
-from planaria.coordinator.machine import DONE
+from planaria.cluster.saving import (
+    BaseOrder,
+    PartSaver,
+    SavedRecords,
+    reload_records,
+    restore_records,
+    take_priorities,
+    take_records,
+)
 from planaria.server.job import ServerJob
 from planaria.server.machine import ServerMachine
+from planaria.server.priorities import RULES, Mfu, Priorities
+from planaria.server.store import Store
 from planaria.tables import make_arenas
 from planaria.wire.messages import Member, Message, Push
 
@@ -58,6 +67,7 @@ class ServerNode(MemberNode):
             config.seed,
             config.ranks,
             config.lr,
+            config.steps,
             keep_steps=config.history.steps,
             retry_s=config.cluster.retry_ms / 1000,
             rebuild_chunk=config.rebuild.chunk,
@@ -66,15 +76,18 @@ class ServerNode(MemberNode):
             scrub_every=config.scrub.every_steps,
             partial=config.strategy == "cpr",
         )
-        start = files.start() if place is not None else 0
+        start = files.start()
         self.server = ServerMachine(member, job, fresh_place=place, restored_at=start or None)
         self.machine = self.server
         if start and self.server.store is not None:
             restore_records(config, start, self.server.store)
-        self.saver = PartSaver(config, self.link.say, start, job.arenas)
+        self.saver = PartSaver(config, self.link.say, start, job.arenas, self.told)
         self.updates = UpdateCount()
+        self.priorities: Priorities | None = None
+        self._priority_saves = 0  # in this interval
         if job.partial:
-            self.server.on_applied = self.updates.note
+            self.server.on_applied = self._on_applied
+            self._begin_priorities()
         self._was_whole = place is not None
         self._said = 0.0
         self._applied = (0, 0.0, 0.0)  # the last step seen, when it was, when to send its deltas
@@ -89,17 +102,52 @@ class ServerNode(MemberNode):
         """
         server, store = self.server, self.server.store
         step = self.saver.due(server.step)
-        if store is None or step is None or step != store.step:
-            return  # a replacement starts at a later step
-        if server.whole:
-            self.saver.save(step, server.place, lambda: copy_records(store))
-            self.updates.unsaved = 0
+        if store is None or step is None:
+            return
+        if step != store.step:
+            self.saver.missed(step, server.place)
+        elif server.whole:
+            self.saver.save(step, server.place, lambda: self._take(store, step))
         else:
             self.saver.fail(step, server.place, "this server is being rebuilt")
+
+    def _take(self, store: Store, step: int) -> SavedRecords:
+        """What this save has of the records, as they are now."""
+        order = BaseOrder(**self.told.get("base", {}))
+        rule = self.priorities if self.told.get("partial", True) else None
+        if rule is None:
+            full = self.config.checkpoint.policy == "full"
+            saved = take_records(store, step, None if full else order)
+        else:
+            self._priority_saves += 1
+            interval_ends = self._priority_saves >= round(1 / self.config.cpr.rho)
+            saved = take_priorities(store, order, rule, interval_ends=interval_ends)
+        if saved.rows != "priority":
+            self._priority_saves = 0
+            self.updates.unsaved = 0
+        if isinstance(rule, Mfu):
+            self.updates.unsaved = rule.unsaved
+        return saved
+
+    def _begin_priorities(self) -> None:
+        """From what is saved, or known without a save: for a server that has just been filled."""
+        make = RULES.get(self.config.cpr.variant)
+        if make is not None and self.server.store is not None:
+            cpr = self.config.cpr
+            self.priorities = make(self.server.store, cpr.rho, cpr.large_share)
+
+    def _on_applied(self, pushes: Sequence[Push]) -> None:
+        self.updates.note(pushes)
+        if self.priorities is not None:
+            for push in pushes:
+                for arena, index in enumerate(push.indices):
+                    self.priorities.note(arena, index)
 
     def work(self) -> int:
         self._save_if_due()  # time, too, can let a step go
         self._report()
+        if self.server.done and not self.server.left:
+            self._tell_what_it_holds()
         if not self.server.unsent or self.server.frozen():
             return IDLE_MS
         wait_s = self._protect_at() - time.monotonic()
@@ -175,22 +223,20 @@ class ServerNode(MemberNode):
             bytes=data,
             seconds=time.monotonic() - began,
         )
+        self._begin_priorities()
         self.post(self.server.filled())
 
-    def run(self) -> str:
-        reason = super().run()
+    def _tell_what_it_holds(self) -> None:
         store = self.server.store
-        if reason == DONE and store is not None:
-            self.saver.close()
-            memory = store.memory()
-            digest = store.digest()
-            self.link.say(
-                "server done",
-                place=self.server.place,
-                digest=[str(digest.first), str(digest.second)],
-                data=memory.data,
-                parity=memory.parity,
-                resident=resident_bytes(),
-                refused=self.server.refused + self.transport.refused,
-            )
-        return reason
+        assert store is not None
+        memory, digest = store.memory(), store.digest()
+        self.link.say(
+            "server done",
+            place=self.server.place,
+            digest=[str(digest.first), str(digest.second)],
+            data=memory.data,
+            parity=memory.parity,
+            resident=resident_bytes(),
+            refused=self.server.refused + self.transport.refused,
+        )
+        self.post(self.server.leave())

@@ -74,7 +74,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._names = {"server": config.servers, "trainer": config.ranks, "coordinator": 0}
         self._suspects: list[Member] = []
-        self._full_recovery = False
+        self._standing: dict[str, Any] = {}  # orders that hold for whoever is started later, too
 
     def __enter__(self) -> Supervisor:
         try:
@@ -129,6 +129,8 @@ class Supervisor:
         self._selector.register(process.stdout, selectors.EVENT_READ, child)
         if self.coordinator and role != "coordinator":
             self._tell_coordinator_address(child)
+        if self._standing:
+            self._order(child, **self._standing)
         return child
 
     def _name(self, role: str) -> Member:
@@ -155,16 +157,16 @@ class Supervisor:
         except (BrokenPipeError, OSError):
             pass  # its end is noticed elsewhere
 
+    def order_all(self, **order: Any) -> None:
+        """To every process, and to those that are started later; the last of each key holds."""
+        self._standing.update(order)
+        for child in self.children.values():
+            self._order(child, **order)
+
     def _tell_coordinator_address(self, child: Child) -> None:
         coordinator = self.children.get(self.coordinator)
         if coordinator and coordinator.address:
             self._order(child, coordinator=coordinator.address)
-
-    def recover_fully(self) -> None:
-        """From now on a lost server is a loss: partial recovery has cost enough."""
-        self._full_recovery = True
-        if coordinator := self.children.get(self.coordinator):
-            self._order(coordinator, partial=False)
 
     # ------------------------------------------------------------------ events
 
@@ -219,8 +221,6 @@ class Supervisor:
                         self._tell_coordinator_address(other)
                 for suspect in self._suspects:
                     self._order(child, suspect=suspect)
-                if self._full_recovery:
-                    self._order(child, partial=False)
         elif event.name == "silent":  # should it wake up under another coordinator
             self._suspects.append(event.facts["member"])
         elif event.name == "finished":

@@ -14,9 +14,8 @@ from planaria import kernels
 from planaria.checkpoints import DENSE
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import IDLE_MS, MemberNode
-from planaria.cluster.saving import PartSaver, copy_dense, read_dense
+from planaria.cluster.saving import PartSaver, SavedDense, read_dense
 from planaria.config import Config
-from planaria.coordinator.machine import DONE
 from planaria.data import Batch, CriteoFile, Source, Synthetic, sample_range
 from planaria.data.metrics import Labels, auc, normalized_entropy
 from planaria.errors import DataError
@@ -94,10 +93,10 @@ class TrainerNode(MemberNode):
             initial=self.model.initial_weights(config.seed),
         )
         self.model.bind(self.dense.weights)
-        start = files.start() if rank is not None else 0
-        if start:
+        start = files.start()
+        if start and rank is not None:
             self.dense.restore(start, read_dense(config, start))
-        self.saver = PartSaver(config, self.link.say, -1 if rank is None else start)
+        self.saver = PartSaver(config, self.link.say, start, told=self.told)
         job = TrainerJob(
             config.servers,
             [config.model.dim],
@@ -132,8 +131,12 @@ class TrainerNode(MemberNode):
         if trainer.rank != 0 or trainer.blank:
             return
         step = self.saver.due(dense.step)
-        if step is not None and step >= dense.oldest:  # a replacement starts at a later step
-            self.saver.save(step, DENSE, lambda: copy_dense(dense.export(step)))
+        if step is None:
+            return
+        if step >= dense.oldest:
+            self.saver.save(step, DENSE, lambda: SavedDense(dense.export(step)))
+        else:
+            self.saver.missed(step, DENSE)
 
     def work(self) -> int:
         """One thing at a time: what came meanwhile may be a vote that lets gradients go."""
@@ -144,9 +147,11 @@ class TrainerNode(MemberNode):
         elif (found := None if trainer.shadow else trainer.ready()) is not None:
             self._compute(found)
             self._save_if_due()
-        else:
-            if trainer.done and not self.evaluated and not trainer.shadow:
+        elif trainer.done and not trainer.left:
+            if not self.evaluated and not trainer.shadow:
                 self._evaluate()
+            self._tell_what_it_holds()
+        else:
             return IDLE_MS
         self.post(trainer.take_outbox())
         return 0
@@ -239,15 +244,12 @@ class TrainerNode(MemberNode):
             logits=[float(x) for x in logits],
         )
 
-    def run(self) -> str:
-        reason = super().run()
-        if reason == DONE and not self.trainer.blank:  # one too many may have been started
-            self.saver.close()
-            digest = self.dense.digest()
-            self.link.say(
-                "trainer done",
-                rank=self.trainer.rank,
-                digest=[str(digest.first), str(digest.second)],
-                loss=float(np.mean(self.losses[-50:])) if self.losses else None,
-            )
-        return reason
+    def _tell_what_it_holds(self) -> None:
+        digest = self.dense.digest()
+        self.link.say(
+            "trainer done",
+            rank=self.trainer.rank,
+            digest=[str(digest.first), str(digest.second)],
+            loss=float(np.mean(self.losses[-50:])) if self.losses else None,
+        )
+        self.post(self.trainer.leave())

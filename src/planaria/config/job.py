@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from planaria.checkpoints.encodings import BITS, RAW_BITS
+from planaria.checkpoints.policy import POLICIES, Policy
 from planaria.codes import MAX_K, MAX_R
 from planaria.config.kinds import (
     FRACTION,
@@ -21,6 +22,7 @@ from planaria.config.kinds import (
     POSITIVE,
     Kind,
     Wrong,
+    auto_or,
     choice,
     number,
     one_of,
@@ -129,6 +131,14 @@ class CheckpointConfig:
     every_steps: Annotated[int, whole(0, MAX_STEPS)] = 0
     keep_last: Annotated[int, whole(1, 10**6)] = 2
     bits: Annotated[int, one_of(*BITS)] = RAW_BITS
+    mode: Annotated[str, choice("async", "sync")] = "async"
+    policy: Annotated[Policy, choice(*POLICIES)] = "full"
+    every_s: Annotated[float | str | None, or_null(auto_or(POSITIVE))] = None
+
+    @property
+    def saves(self) -> bool:
+        """Whether the job saves by itself, now and then."""
+        return self.every_steps > 0 or self.every_s is not None
 
 
 @dataclass(frozen=True)
@@ -213,6 +223,22 @@ class Config:
     def r(self) -> int:
         """Parity records per stripe: `parity`, if the strategy keeps any."""
         return self.parity if self.strategy == "erasure" else 0
+
+    @property
+    def saves(self) -> bool:
+        """Whether the job saves by itself, now and then."""
+        return self.checkpoint.saves or self.strategy == "cpr"
+
+    @property
+    def saves_priorities(self) -> bool:
+        """Whether saves have the rows that matter most, instead of all that changed."""
+        return self.strategy == "cpr" and self.cpr.variant != "vanilla"
+
+    @property
+    def save_every_steps(self) -> int:
+        """Priority saves share an interval among them, so that it writes as much as one save."""
+        every = self.checkpoint.every_steps
+        return max(1, round(every * self.cpr.rho)) if every and self.saves_priorities else every
 
     @property
     def ranks(self) -> int:
@@ -375,15 +401,7 @@ def _check_together(config: Config) -> None:
         f"optimizer.warmup_steps: expected fewer than steps, {config.steps}, because a linear "
         f"schedule has to come down again, got {optimizer.warmup_steps}",
     )
-    _require(
-        config.strategy not in ("checkpoint", "cpr") or config.checkpoint.every_steps > 0,
-        f"checkpoint.every_steps: expected 1 or more, because strategy is {config.strategy}, got 0",
-    )
-    _require(
-        config.checkpoint.path is not None or not config.checkpoint.every_steps,
-        f"checkpoint.path: expected a folder or a URL, because checkpoint.every_steps is "
-        f"{config.checkpoint.every_steps}, got null",
-    )
+    _check_checkpoint(config)
     _require(
         cluster.heartbeat_limit_ms > cluster.heartbeat_ms,
         f"cluster.heartbeat_limit_ms: expected more than cluster.heartbeat_ms, "
@@ -393,6 +411,42 @@ def _check_together(config: Config) -> None:
         cluster.deadline_s * 1000 > cluster.retry_ms,
         f"cluster.deadline_s: expected more than cluster.retry_ms, {cluster.retry_ms} ms, "
         f"got {cluster.deadline_s}",
+    )
+
+
+def _check_checkpoint(config: Config) -> None:
+    chosen = config.checkpoint
+    _require(
+        config.strategy != "checkpoint" or chosen.saves,
+        "checkpoint.every_steps: expected 1 or more, because strategy is checkpoint and "
+        "checkpoint.every_s is null, got 0",
+    )
+    _require(
+        config.strategy != "cpr" or chosen.saves or config.failures.mtbf_s is not None,
+        "failures.mtbf_s: expected a number, because strategy is cpr and neither "
+        "checkpoint.every_steps nor checkpoint.every_s says how often to save, got null",
+    )
+    _require(
+        config.strategy != "cpr" or chosen.path is not None,
+        "checkpoint.path: expected a folder or a URL, because strategy is cpr, got null",
+    )
+    _require(
+        not config.saves_priorities or chosen.policy == "full",
+        f"checkpoint.policy: expected full, because cpr.variant is {config.cpr.variant}, which "
+        f"chooses the rows itself, got {chosen.policy}",
+    )
+    _require(
+        chosen.every_s is None or not chosen.every_steps,
+        f"checkpoint.every_s: expected null, because checkpoint.every_steps is "
+        f"{chosen.every_steps}, got {chosen.every_s}",
+    )
+    key, given = (
+        ("every_steps", chosen.every_steps) if chosen.every_steps else ("every_s", chosen.every_s)
+    )
+    _require(
+        chosen.path is not None or not chosen.saves,
+        f"checkpoint.path: expected a folder or a URL, because checkpoint.{key} is {given}, "
+        "got null",
     )
 
 

@@ -118,6 +118,13 @@ def or_null(kind: Kind) -> Kind:
     return Kind(f"null or {kind.expected}", read)
 
 
+def auto_or(kind: Kind) -> Kind:
+    def read(value: object) -> object:
+        return value if isinstance(value, str) and value == "auto" else kind.read(value)
+
+    return Kind(f"auto or {kind.expected}", read)
+
+
 POSITIVE = number("a number above 0", lambda x: x > 0)
 NOT_NEGATIVE = number("a number of 0 or more", lambda x: x >= 0)
 FRACTION = number("a number from 0 to below 1", lambda x: 0 <= x < 1)

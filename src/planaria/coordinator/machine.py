@@ -354,11 +354,9 @@ class CoordinatorMachine:
         return member in self.install.servers and member not in self.whole
 
     def _finish_if_done(self) -> None:
-        """All trainers hold all answers (rule 6), and no record is left to be rebuilt."""
-        if self.gathering is None and not self.finished:
-            if self.done >= set(self.install.trainers):
-                if not any(map(self._rebuilding, self.install.servers)):
-                    self._finish(DONE)
+        """All trainers hold all answers, all servers all records (rule 6), and have told so."""
+        if self.gathering is None and not self.finished and self.done >= set(self.members):
+            self._finish(DONE)
 
     def _finish(self, reason: str) -> None:
         self.finished = True

@@ -18,6 +18,7 @@ class ServerJob:
     seed: int
     ranks: int  # trainers and shadows
     lr: Callable[[int], float]  # the learning rate of a step
+    steps: int  # the last one
     keep_steps: int = 2
     retry_s: float = 1.0
     rebuild_chunk: int = 16384  # records that the background sweep asks for at a time

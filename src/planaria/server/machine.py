@@ -79,6 +79,11 @@ class ServerMachine(Machine):
         return self.store is not None and self.store.invalid_records == 0
 
     @property
+    def done(self) -> bool:
+        """Whether all records are what they are after the last step."""
+        return self.whole and self.step == self.job.steps and not self.frozen()
+
+    @property
     def wants_save(self) -> bool:
         """Whether the driver must fill the store from the last save, and call `filled`."""
         return self.job.partial and self.store is not None and not self.whole

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from planaria import kernels
 from planaria.kernels import saves
 from planaria.kernels.types import Index, Records
-from planaria.server.store import ArenaStore, Store
+from planaria.server.arena import ArenaStore
+from planaria.server.store import Store
 from planaria.tables import Arena
 
 Score = TypeVar("Score", np.uint32, np.float32)
@@ -64,6 +65,11 @@ class Priorities(ABC):
     @abstractmethod
     def saved(self, arena: int, index: Index) -> None:
         """These records, ascending, are in a save as they are now."""
+
+    def saved_all(self) -> None:
+        """So are all."""
+        for arena, store in enumerate(self.store.arenas):
+            self.saved(arena, np.arange(store.data_records))
 
     def others(self, arena: int) -> Index:
         """The records of the other tables, which are saved once per interval."""

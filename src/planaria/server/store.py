@@ -16,16 +16,17 @@ import numpy as np
 
 from planaria import kernels
 from planaria.codes import COEFFICIENTS
-from planaria.errors import InvalidRecord, RowError, StepError, StoreError
+from planaria.errors import RowError, StepError, StoreError
 from planaria.kernels.checks import array
 from planaria.kernels.types import NO_ROW, Bytes, Floats, Index, Records
-from planaria.layout import ArenaLayout, Layout
+from planaria.layout import Layout
 from planaria.optimizers import Optimizer
+from planaria.server.arena import CHUNK_RECORDS, ArenaStore
+from planaria.server.changed import ChangedRows
 from planaria.server.digest import Digest
 from planaria.server.history import Change, History
+from planaria.server.snapshot import FrozenArena, Snapshot, Wanted
 from planaria.tables import Arena
-
-CHUNK_RECORDS = 1 << 15  # how many records bulk work takes at a time
 
 Contributions = Sequence[tuple[Index, Floats]]
 """Per rank, in rank order: record numbers and gradients [n, dim] for one arena."""
@@ -49,55 +50,6 @@ class Memory(NamedTuple):
     @property
     def total(self) -> int:
         return sum(self)
-
-
-class ArenaStore:
-    """One arena's records on one server."""
-
-    def __init__(self, arena: Arena, layout: ArenaLayout, place: int, valid: bool) -> None:
-        self.arena = arena
-        self.layout = layout
-        self.place = place
-        self.data_records = layout.data_records(place)
-        self.records: Records = kernels.allocate(layout.records(place), arena.words)
-        self.invalid = 0 if valid else len(self.records)
-        fill = 0xFF if valid else 0
-        self.bitmap: Bytes = np.full(-(-len(self.records) // 8), fill, np.uint8)
-
-    def missing(self, index: Index) -> Index:
-        """Those of `index` that are not valid, in order."""
-        return kernels.missing(self.bitmap, index) if self.invalid else index[:0]
-
-    def require_valid(self, index: Index) -> None:
-        if len(missing := self.missing(index)):
-            raise InvalidRecord(
-                f"{len(missing)} records are still to be rebuilt, the first is {missing[0]}; "
-                "decode them first",
-                missing.tolist(),
-            )
-
-    def set_valid(self, index: Index) -> None:
-        """Marks records that were not valid before."""
-        kernels.mark(self.bitmap, index)
-        self.invalid -= len(index)
-
-    def set_all_valid(self) -> None:
-        self.bitmap.fill(0xFF)
-        self.invalid = 0
-
-    def regions(self, kind: str) -> range:
-        own = self.layout.layout.regions(self.place)
-        if kind == "data":
-            return range(own.data_regions)
-        return range(own.data_regions, len(own.group))
-
-    def chunks(self, region: int) -> list[slice]:
-        """The records of one region, a chunk at a time."""
-        first, slots = region * self.layout.slots, self.layout.slots
-        return [
-            slice(first + at, first + min(at + CHUNK_RECORDS, slots))
-            for at in range(0, slots, CHUNK_RECORDS)
-        ]
 
 
 class Store:
@@ -143,6 +95,9 @@ class Store:
         self.own = History(keep_steps, step)
         self.sources = {source: History(keep_steps, step) for source in layout.sources(place)}
         self.holders = layout.holders(place)
+        self.changed: ChangedRows | None = None
+        """Where `apply` notes what it changes, for whoever wants to know."""
+        self._snapshot: Snapshot | None = None
         # By data region and parity: which holder, as a number that NumPy sorts by radix (16 bits),
         # and which region there.
         own = layout.regions(place)
@@ -275,19 +230,51 @@ class Store:
             for index, _ in ranks:
                 store.require_valid(index)
         rule = self.optimizer.rule(lr)
-        changes: list[Change] = []
-        try:
-            for store, ranks in zip(self.arenas, contributions, strict=True):
-                applied = kernels.apply(
-                    rule, store.records, store.data_records, store.arena.dim, ranks
-                )
-                applied.delta.flags.writeable = False  # it is history from here on
-                changes.append(Change(applied.indices, None, applied.delta))
-        except BaseException:
-            self._undo(changes)
-            raise
+
+        def take_step() -> list[Change]:
+            changes: list[Change] = []
+            try:
+                for store, ranks in zip(self.arenas, contributions, strict=True):
+                    applied = kernels.apply(
+                        rule, store.records, store.data_records, store.arena.dim, ranks
+                    )
+                    applied.delta.flags.writeable = False  # it is history from here on
+                    changes.append(Change(applied.indices, None, applied.delta))
+            except BaseException:
+                self._undo(changes)
+                raise
+            return changes
+
+        snapshot = self.snapshot
+        changes = snapshot.across(take_step) if snapshot else take_step()
         self.own.push(step, changes)
+        if self.changed:
+            self.changed.note(changes)
         return changes
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The one that is being read."""
+        if self._snapshot and self._snapshot.closed:
+            self._snapshot = None
+        return self._snapshot
+
+    def take_snapshot(self, wanted: Sequence[Wanted] | None = None) -> Snapshot:
+        """The data records as of now; wanted: which, arena by arena, if not all of them.
+
+        Only `apply` changes data records of a store whose records are all valid, and it knows.
+        """
+        if self.invalid_records or self.snapshot:
+            why = "records are still to be rebuilt" if self.invalid_records else "one is being read"
+            raise StoreError(f"no snapshot can be taken: {why}; wait for that")
+        chosen = [None] * len(self.arenas) if wanted is None else wanted
+        self._snapshot = Snapshot(
+            [
+                FrozenArena(store.records[: store.data_records], store.layout.slots, bits)
+                for store, bits in zip(self.arenas, chosen, strict=True)
+            ]
+        )
+        return self._snapshot
 
     def parity_deltas(self, changes: Sequence[Change]) -> dict[int, list[ParityDelta]]:
         """What each holder of this server's parity must be sent: per holder, one per arena.

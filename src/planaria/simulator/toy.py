@@ -65,6 +65,7 @@ class ToyJob:
             self.seed,
             self.ranks,
             self.lr,
+            self.steps,
             keep_steps=self.keep_steps,
             retry_s=retry_s,
             rebuild_chunk=self.rebuild_chunk,

@@ -236,6 +236,9 @@ class World:
             outbox = outbox + self._drive(member, process)
         elif isinstance(process.machine, ServerMachine):
             outbox = outbox + process.machine.protect()
+        if isinstance(process.machine, Machine) and process.machine.done:
+            if not process.machine.left:
+                outbox = outbox + process.machine.leave()
         for to, message in outbox:
             self._send(member, to, message)
 

@@ -28,7 +28,6 @@ from planaria.wire.messages import (
     DenseGradient,
     DenseReply,
     DenseRequest,
-    Done,
     Install,
     Installed,
     Lookup,
@@ -84,7 +83,6 @@ class TrainerMachine(Machine):
         self.rank = -1 if fresh_rank is None else fresh_rank
         self.blank = fresh_rank is None
         self.step = dense.step + 1  # the step to be computed next
-        self.done = False
         self.ids: dict[int, Rows] = {}
         self.answers: dict[int, dict[int, Answer]] = {}
         self.protected = [0] * job.servers  # by place: the last step that it has voted for
@@ -96,6 +94,17 @@ class TrainerMachine(Machine):
     @property
     def shadow(self) -> bool:
         return self.rank >= self.job.trainers
+
+    @property
+    def done(self) -> bool:
+        """Whether this trainer holds all answers, and all that it holds is protected."""
+        last = self.job.steps + 1
+        return (
+            self.step == last
+            and self.dense.step == self.job.steps
+            and len(self.answers.get(last, {})) == self.job.servers
+            and min(self.protected) == self.job.steps
+        )
 
     # ------------------------------------------------------------------ the driver's side
 
@@ -157,7 +166,6 @@ class TrainerMachine(Machine):
         if self.member not in new.trainers:
             return
         self.rank = new.trainers.index(self.member)
-        self.done = False
         self.answers.clear()
         self.protected = [new.committed] * self.job.servers
         self.pushed = new.committed
@@ -247,16 +255,6 @@ class TrainerMachine(Machine):
                     self.give_ids(step, self._nothing())
         if self.shadow and self.ready() is not None:
             self.give_gradients(self.step, self._no_gradients(), None)
-        last = self.job.steps + 1
-        if (
-            self.step == last
-            and self.dense.step == self.job.steps
-            and len(self.answers.get(last, {})) == self.job.servers
-            and min(self.protected) == self.job.steps
-            and not self.done
-        ):
-            self.done = True
-            self.send(COORDINATOR, Done(view=self.view, rank=self.rank))
 
     def _reduce_next(self) -> bool:
         """Applies the next dense step when the gradients of all ranks are here, in rank order."""
@@ -341,5 +339,3 @@ class TrainerMachine(Machine):
                 self._send_dense_gradient(step)
         for step in sorted(self.ids):
             self._send_lookups(step)
-        if self.done:
-            self.send(COORDINATOR, Done(view=self.view, rank=self.rank))

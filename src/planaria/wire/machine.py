@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from planaria.wire.messages import (
     NO_VIEW,
+    Done,
     Install,
     Member,
     Message,
@@ -37,11 +38,17 @@ class Machine(ABC):
         self.promised: View = NO_VIEW
         self.install: Install | None = None
         self.refused = 0
+        self.left = False  # in this view: nothing depends on this member any more
         self.outbox: Outbox = []
         self._waiting: list[tuple[Member, Message]] = []
         self._last_retry = 0.0
 
     # What a member adds to this: ----------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether the last step is done here; the driver then tells what is held, and `leave`s."""
 
     @abstractmethod
     def held(self) -> Promise:
@@ -70,6 +77,12 @@ class Machine(ABC):
         sent, self.outbox = self.outbox, []
         return sent
 
+    def leave(self) -> Outbox:
+        """The driver has told what this member holds at the end; it may go once everybody may."""
+        self.left = True
+        self.send(COORDINATOR, Done(view=self.view))
+        return self.take_outbox()
+
     def receive(self, sender: Member, message: Message) -> Outbox:
         self._handle(sender, message)
         return self.take_outbox()
@@ -78,6 +91,8 @@ class Machine(ABC):
         if self.install and self.frozen() is False and now - self._last_retry >= self.retry_s:
             self._last_retry = now
             self.on_retry()
+            if self.left:
+                self.send(COORDINATOR, Done(view=self.view))
         return self.take_outbox()
 
     def frozen(self) -> bool:
@@ -111,6 +126,7 @@ class Machine(ABC):
             return
         old, self.install = self.install, install
         self.view = self.promised = install.view
+        self.left = False
         self.on_install(old, install)
         waiting, self._waiting = self._waiting, []
         for sender, message in waiting:

@@ -185,9 +185,9 @@ class Heartbeat(Message):
 
 
 class Done(Message):
-    """The trainer holds all answers after the last step."""
-
-    rank: int
+    """The last step is done here: a trainer holds all answers, a server all records; and what they
+    hold was told, so that nothing depends on them any more.
+    """
 
 
 class Stop(Message):

@@ -1,0 +1,71 @@
+"""Differential checkpoints on real processes: killed, rolled back, resumed, the same digest."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster_jobs import BeatenRun, Blow, leaving_nothing, tiny, undisturbed
+
+from planaria.checkpoints import latest
+from planaria.cluster.resuming import find_start
+from planaria.cluster.run import JobRun
+from planaria.config import Config
+from planaria.schedule import parse_kill, resolve
+
+pytestmark = pytest.mark.torch
+
+SHAPE = ("steps=60", "model.rows=3000")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(tmp_path: Path) -> Iterator[None]:
+    with leaving_nothing():
+        yield
+
+
+def saving(folder: Path, policy: str, *overrides: str) -> Config:
+    save = (f"checkpoint.path={folder}", f"checkpoint.policy={policy}", "checkpoint.keep_last=100")
+    return tiny(*SHAPE, *save, "checkpoint.every_steps=6", *overrides)
+
+
+def test_a_killed_and_a_resumed_job_lose_no_bit_with_differences_alone(tmp_path: Path) -> None:
+    shape = ("servers=4", "parity=1", "k=2", "spares=1")
+    config = saving(tmp_path / "job", "consecutive", *shape)
+    run = BeatenRun(config, [Blow(22, ("server:1",))])
+    report = run.run()
+    assert len(run.killed) == 1
+    assert report["digest"] == undisturbed(*SHAPE)
+    whole = [one for one in report["checkpoints"] if "failed" not in one]
+    first, *differences = whole
+    assert first["base"] == []
+    assert any(len(one["base"]) > 1 for one in differences)
+    # The replacement's first part is a full one, a quarter of all records.
+    smaller = [one for one in differences if one["base"] and one["bytes"] < 0.5 * first["bytes"]]
+    assert len(smaller) >= 4, whole
+    shutil.rmtree(tmp_path / "job" / "step-00000060")
+    start = find_start(config, resume=True)
+    found = latest(tmp_path / "job", verify=True).checkpoint
+    assert found is not None
+    assert len(found.chain) > 1
+    assert start.step == found.step < 60
+    again = JobRun(config, start=start).run()
+    assert again["digest"] == report["digest"]
+    assert again["checkpoints"][0]["base"] == []  # nothing is known of what changed before
+
+
+def test_a_job_rolls_back_to_a_difference_and_loses_no_bit(tmp_path: Path) -> None:
+    plain = ("strategy=checkpoint", "servers=2", "spares=0")
+    config = saving(tmp_path / "job", "one-shot", *plain)
+    report = JobRun(config, resolve([parse_kill("server:1@30")], config)).run()
+    assert report["digest"] == undisturbed(*SHAPE)
+    [rollback] = report["rollbacks"]
+    bases = {one["step"]: one["base"] for one in report["checkpoints"] if "failed" not in one}
+    back = rollback["to_step"]
+    assert 6 < back < 60
+    assert bases[back] == [6]
+    after = [step for step in bases if step > back]
+    assert bases[after[0]] == []  # new processes
+    assert all(bases[step] == [after[0]] for step in after[1:])
