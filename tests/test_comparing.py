@@ -233,7 +233,14 @@ def test_every_strategy_meets_the_same_kills() -> None:
 def test_a_strategy_is_the_job_with_nothing_else_changed() -> None:
     job = Config.load(
         None,
-        ["checkpoint.path=mine", "checkpoint.bits=8", "cpr.rho=0.5", "failures.mtbf_s=5", "k=3"],
+        [
+            "checkpoint.path=mine",
+            "checkpoint.every_s=9",
+            "checkpoint.bits=8",
+            "cpr.rho=0.5",
+            "failures.mtbf_s=5",
+            "k=3",
+        ],
     )
     for name in NAMES:
         config = Emulation(lost=2).config(name, job, 7, "saves")
@@ -241,6 +248,7 @@ def test_a_strategy_is_the_job_with_nothing_else_changed() -> None:
         assert (config.seed, config.spares, config.k) == (7, 2, 3)
         assert config.checkpoint.path == (None if name == "none" else "saves")
         assert config.checkpoint.bits == (32 if name == "none" else 8)
+        assert (config.checkpoint.mode == "sync") == (name != "none")
         assert (config.cpr.variant, config.cpr.rho) == (STRATEGIES[name].variant, 0.5)
         assert config.failures.mtbf_s is None
         assert (config.model, config.data, config.optimizer) == (job.model, job.data, job.optimizer)

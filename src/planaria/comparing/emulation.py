@@ -152,7 +152,8 @@ class Emulation:
     def config(self, name: str, job: Config, seed: int, folder: str) -> Config:
         """The job under a strategy; checked, as it is made of parts that never met."""
         chosen, every = STRATEGIES[name], self.every_steps(name, job)
-        saves = replace(job.checkpoint, path=folder if every else None, every_steps=every)
+        # Saves hold training up, because they are charged as if they did; so each is whole at once.
+        saves = replace(job.checkpoint, path=folder, every_steps=every, every_s=None, mode="sync")
         made = replace(
             job,
             strategy=chosen.kind,

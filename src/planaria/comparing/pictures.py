@@ -101,7 +101,8 @@ def sentences(comparison: Comparison) -> list[str]:
             verb = "lost" if run.lost else "failed"
             step, why = run.report["steps"], run.report["failed"]
             found.append(f"{row.name} {verb} at step {step}, seed {run.seed}: {why}")
-    for row in comparison.rows:
+        if beyond := _beyond(row):
+            found.append(beyond)
         for run in row.outcomes:
             missed = len(comparison.schedules[0]) - len(run.killed)
             if missed and run.ended:
@@ -115,6 +116,18 @@ def sentences(comparison: Comparison) -> list[str]:
             + _noise(comparison)
         )
     return found
+
+
+def _beyond(row: Row) -> str:
+    """Where all rolled back although the strategy is there to avoid that."""
+    limits = {"erasure": "its parity bears", "cpr": "cpr.target_pls allows"}
+    kind = STRATEGIES[row.name].kind
+    times = sum(len(run.report["rollbacks"]) for run in row.outcomes)
+    if not times or kind not in limits:
+        return ""
+    return (
+        f"{row.name}: more was lost than {limits[kind]}, so all rolled back, {times} times in all"
+    )
 
 
 def _noise(comparison: Comparison) -> str:
@@ -246,8 +259,9 @@ def overhead_png(comparison: Comparison) -> bytes:
     axes.plot([], [], "k|", markersize=12, label="by formula")
     axes.set_yticks(range(len(rows)), [row.name for row in rows])
     axes.set_xlabel(f"overhead, % of {hours:g} h")
-    axes.margins(x=0.15)
-    axes.legend(fontsize="small")
+    longest = max((row.account.total for row in rows if row.account), default=0.0)
+    axes.set_xlim(0, 1.15 * 100 * longest / hours or 1)
+    figure.legend(loc="outside lower center", ncols=len(PARTS) + 1, fontsize="small")
     return _png(figure, axes)
 
 
