@@ -33,7 +33,14 @@ from planaria.comparing.accounts import (
 )
 from planaria.comparing.emulation import failure_steps
 from planaria.comparing.page import as_page
-from planaria.comparing.pictures import as_csv, cost_cells, overhead_png, quality_png, show
+from planaria.comparing.pictures import (
+    as_csv,
+    cost_cells,
+    overhead_png,
+    quality_png,
+    sentences,
+    show,
+)
 from planaria.config import Config
 from planaria.errors import ClusterError, ConfigError
 from planaria.schedule import Event
@@ -348,7 +355,10 @@ def test_a_strategy_that_sometimes_stops_says_so_in_its_line() -> None:
         return fake(title, config, schedule)
 
     found = compare(Emulation(seeds=3), JOB, ["erasure"], run)
-    assert cost_cells(found).lines[0][0] == "erasure (2 of 3 ended)"
+    assert cost_cells(found).lines[0][0] == "erasure 2/3"
+    told = sentences(found)
+    assert "erasure: 2 of 3 runs reached the end; its lines are their mean" in told
+    assert "erasure lost at step 9, seed 1: too many" in told
 
 
 def test_a_job_that_is_not_judged_has_tables_too() -> None:

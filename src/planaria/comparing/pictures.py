@@ -97,6 +97,11 @@ def sentences(comparison: Comparison) -> list[str]:
         f"min, a load {emulation.load_min:g} min, rescheduling {emulation.reschedule_min:g} min"
     ]
     for row in comparison.rows:
+        if 0 < len(row.stopped) < len(row.outcomes):
+            found.append(
+                f"{row.name}: {len(row.ended)} of {len(row.outcomes)} runs reached the end; its "
+                "lines are their mean"
+            )
         for run in row.stopped:
             verb = "lost" if run.lost else "failed"
             step, why = run.report["steps"], run.report["failed"]
@@ -104,11 +109,11 @@ def sentences(comparison: Comparison) -> list[str]:
         if beyond := _beyond(row):
             found.append(beyond)
         for run in row.outcomes:
-            missed = len(comparison.schedules[0]) - len(run.killed)
-            if missed and run.ended:
+            due = len(comparison.schedules[0])
+            if run.ended and len(run.killed) < due:
                 found.append(
-                    f"{row.name}: {missed} kills of seed {run.seed} came too late for the run; "
-                    "give it more steps"
+                    f"{row.name}: {due - len(run.killed)} of {due} kills of seed {run.seed} came "
+                    "too late for the run; give it more steps"
                 )
     if emulation.protection_percent is None:
         found.append(
@@ -125,9 +130,7 @@ def _beyond(row: Row) -> str:
     times = sum(len(run.report["rollbacks"]) for run in row.outcomes)
     if not times or kind not in limits:
         return ""
-    return (
-        f"{row.name}: more was lost than {limits[kind]}, so all rolled back, {times} times in all"
-    )
+    return f"{row.name}: more was lost than {limits[kind]}; times that all rolled back: {times}"
 
 
 def _noise(comparison: Comparison) -> str:
@@ -314,7 +317,7 @@ def _words(part: str) -> str:
 def _name(row: Row) -> str:
     """What a line shows is the mean of the runs that ended, so it must say if some did not."""
     ended, runs = len(row.ended), len(row.outcomes)
-    return row.name if ended in (0, runs) else f"{row.name} ({ended} of {runs} ended)"
+    return row.name if ended in (0, runs) else f"{row.name} {ended}/{runs}"
 
 
 def _mean(values: Sequence[float]) -> str:
