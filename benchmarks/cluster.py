@@ -75,6 +75,17 @@ def job(sizes: Sizes, *sets: str) -> Config:
     )
 
 
+def show(rows: list[Row]) -> None:
+    print("| what | figure | bar | verdict |\n| --- | --- | --- | --- |")
+    for row in rows:
+        sign = "<=" if row.at_most else ">="
+        verdict = "met" if row.met else "missed"
+        print(f"| {row.name} | {row.figure:.2f} | {sign} {row.bar:.3g} | {verdict} |")
+    for row in rows:
+        if row.detail:
+            print(f"  {row.name}: {row.detail}")
+
+
 def run(config: Config, schedule: list[Event] | None = None) -> tuple[dict[str, Any], JobRun]:
     job_run = JobRun(config, schedule or [])
     return job_run.run(), job_run
@@ -246,14 +257,7 @@ def main() -> int:
     for name, part in PARTS.items():
         if options.only in (None, name):
             rows += part(sizes)
-    print("| what | figure | bar | verdict |\n| --- | --- | --- | --- |")
-    for row in rows:
-        sign = "<=" if row.at_most else ">="
-        verdict = "met" if row.met else "missed"
-        print(f"| {row.name} | {row.figure:.2f} | {sign} {row.bar:g} | {verdict} |")
-    for row in rows:
-        if row.detail:
-            print(f"  {row.name}: {row.detail}")
+    show(rows)
     if options.json:
         options.json.write_text(json.dumps([row._asdict() for row in rows], indent=1))
     return 0

@@ -7,6 +7,7 @@ namespace planaria {
 namespace {
 
 constexpr size_t ids_ahead = 16;
+constexpr size_t marks_ahead = 48;
 
 // Buckets for n keys at a load of at most one half; a bucket is the top bits of a product.
 int shift_for(size_t n) {
@@ -42,7 +43,7 @@ void check_distinct(const int64_t* index, size_t n, size_t limit, const char* wh
     uint64_t* const marks = kept.data();  // a thread_local looked up per id would cost more
     size_t i = 0;
     for (; i < n; ++i) {
-        if (i + ids_ahead < n) __builtin_prefetch(&marks[index[i + ids_ahead] / 64], 1);
+        if (i + marks_ahead < n) __builtin_prefetch(&marks[index[i + marks_ahead] / 64], 1);
         uint64_t& word = marks[index[i] / 64];
         const uint64_t bit = uint64_t{1} << index[i] % 64;
         if (word & bit) break;

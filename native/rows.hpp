@@ -89,25 +89,44 @@ void scatter(uint32_t* records, size_t words, const int64_t* index, const uint32
         std::memcpy(records + index[i] * words, values + i * words, words * 4);
 }
 
+template <class Size>
+inline void xor_rows(uint32_t* records, Size words, const int64_t* index, const uint32_t* delta,
+                     size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+        if (i + rows_ahead < end) prefetch<1>(records + index[i + rows_ahead] * words, words * 4);
+        xor_bytes(reinterpret_cast<uint8_t*>(records + index[i] * words),
+                  reinterpret_cast<const uint8_t*>(delta + i * words), words * 4);
+    }
+}
+
+// A prefetch is done with only when its page has been found, and few rows that are multiplied fit
+// among the instructions that the CPU has under way: page after page would be looked for alone.
+// So the first lines of some rows are asked for at once. XOR's rows are short enough, and GFNI's.
+constexpr size_t rows_together = Vector::bytes == 64 ? 1 : 4;
+
+template <class Size>
+inline void mul_add_rows(uint32_t* records, Size words, const int64_t* index, const uint8_t* coef,
+                         const uint32_t* delta, size_t begin, size_t end) {
+    const auto record = [&](size_t i) {
+        return reinterpret_cast<uint8_t*>(records + index[i < end ? i : end - 1] * words);
+    };
+    for (size_t i = begin; i < end; ++i) {
+        if ((i - begin) % rows_together == 0)
+            for (size_t ahead = i + rows_ahead; ahead < i + rows_ahead + rows_together; ++ahead)
+                __builtin_prefetch(record(ahead), 1);
+        prefetch<1>(record(i + rows_ahead - rows_together), words * 4);
+        mul_add_bytes(record(i), reinterpret_cast<const uint8_t*>(delta + i * words), coef[i],
+                      words * 4);
+    }
+}
+
 void mul_add(uint32_t* records, size_t words, const int64_t* index, const uint8_t* coef,
              const uint32_t* delta, size_t begin, size_t end) {
-    const auto each_row = [&](auto row_words, auto add) {
-        for (size_t i = begin; i < end; ++i) {
-            if (i + rows_ahead < end)
-                prefetch<1>(records + index[i + rows_ahead] * row_words, row_words * 4);
-            add(reinterpret_cast<uint8_t*>(records + index[i] * row_words),
-                reinterpret_cast<const uint8_t*>(delta + i * row_words), i);
-        }
-    };
     with_fixed(words, [&](auto row_words) {
         if (coef)
-            each_row(row_words, [&](uint8_t* record, const uint8_t* change, size_t i) {
-                mul_add_bytes(record, change, coef[i], row_words * 4);
-            });
+            mul_add_rows(records, row_words, index, coef, delta, begin, end);
         else
-            each_row(row_words, [&](uint8_t* record, const uint8_t* change, size_t) {
-                xor_bytes(record, change, row_words * 4);
-            });
+            xor_rows(records, row_words, index, delta, begin, end);
     });
 }
 

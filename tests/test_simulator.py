@@ -15,6 +15,7 @@ from planaria.simulator import Failure, Faults, ToyJob, World, reference
 from planaria.simulator.campaigns import (
     EXHAUSTIVE,
     SHAPES,
+    Branching,
     KillsAt,
     run_boundaries,
     run_seed,
@@ -94,13 +95,33 @@ def test_one_seed_is_one_schedule() -> None:
     assert next(iter(run_seeds([17]))) == first
 
 
-def test_a_fork_and_its_replay_are_the_same_schedule() -> None:
+class Remembering(Branching):
+    """Keeps the worlds at the ends of its branches."""
+
+    def __init__(self, job: ToyJob) -> None:
+        super().__init__(job, part=0, parts=1)
+        self.ends: dict[tuple[int, tuple[int, ...]], World] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "ends": {}}
+
+    def follow(self, copy: World, places: tuple[int, ...]) -> None:
+        super().follow(copy, places)
+        self.ends[self.delivered, places] = copy
+
+
+def test_a_branch_and_its_replay_are_the_same_schedule() -> None:
     small = ToyJob(servers=3, k=1, r=1, trainers=1, steps=1, rows=4)
     counts = list(run_boundaries(small, parts=3))
     assert [failed for _, failed in counts] == [[], [], []]
-    assert sum(count for count, _ in counts) == 3 * KillsAt(small, 0, ()).run().delivered
-    world = KillsAt(small, 20, (1,)).run()
-    assert world.story == KillsAt(small, 20, (1,)).run().story != []
+    branching = Remembering(small)
+    branching.run()
+    assert sum(count for count, _ in counts) == 3 * branching.delivered == len(branching.ends)
+    for (boundary, places), end in branching.ends.items():
+        replay = KillsAt(small, boundary, places).run()
+        assert (end.story, end.now, end.delivered) == (replay.story, replay.now, replay.delivered)
+        assert end.random.getstate() == replay.random.getstate()
+        assert end.story != []
 
 
 def test_seeds_reach_every_shape_and_every_kind_of_fault() -> None:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from planaria.checkpoints.checkpoint import Checkpoint
+from planaria.checkpoints.checkpoint import Checkpoint, Seen
 from planaria.checkpoints.chunks import FORMAT
 from planaria.checkpoints.encodings import EncodingMaker, make_encoding
 from planaria.checkpoints.folders import AnyFolder, Folder, open_folder
@@ -101,7 +101,8 @@ def publish(folder: AnyFolder, step: int, parts: Sequence[PartSummary], facts: F
 def list_checkpoints(folder: AnyFolder) -> list[Listed]:
     """All checkpoints of a folder by step, also unfinished and damaged ones."""
     root = open_folder(folder)
-    return [_look(root, step) for step in _steps(root)]
+    seen: Seen = {}
+    return [_look(root, step, seen=seen) for step in _steps(root)]
 
 
 def latest(
@@ -168,7 +169,7 @@ def _make_manifest(root: Folder, step: int, parts: Sequence[PartSummary], facts:
     manifest = Manifest(
         format=FORMAT,
         step=step,
-        base=[_link(root, step, number, facts) for number in range(len(facts.base))],
+        base=_links(root, step, facts),
         bits=bits.pop(),
         tables=list(facts.tables),
         optimizer=facts.optimizer,
@@ -197,26 +198,30 @@ def _check_content(manifest: Manifest, facts: Facts) -> None:
                 )
 
 
-def _link(root: Folder, step: int, number: int, facts: Facts) -> Link:
-    base = facts.base[number]
+def _links(root: Folder, step: int, facts: Facts) -> list[Link]:
+    """What the checkpoint needs: the last of its base, and what that one needs."""
+    if not facts.base:
+        return []
+    last = facts.base[-1]
     try:
-        needed = Checkpoint(root, base)
+        needed = Checkpoint(root, last)
     except DamagedCheckpoint as why:
         raise CheckpointError(
-            f"step {step} needs step {base}, which is not whole: {why}; save a full checkpoint"
+            f"step {step} needs step {last}, which is not whole: {why}; save a full checkpoint"
         ) from why
     manifest = needed.manifest
     if (manifest.tables, manifest.optimizer) != (list(facts.tables), facts.optimizer):
         raise CheckpointError(
-            f"step {step} has other tables or another optimizer than step {base}, which it needs; "
+            f"step {step} has other tables or another optimizer than step {last}, which it needs; "
             "save a full checkpoint"
         )
-    if base >= step or [link.step for link in manifest.base] != list(facts.base[:number]):
+    links = [*manifest.base, Link(last, needed.checksum)]
+    if last >= step or [link.step for link in links] != list(facts.base):
         raise CheckpointError(
             f"step {step} cannot be a difference on top of {list(facts.base)}: the first must be a "
             "full checkpoint, and each other one a difference from those before it"
         )
-    return Link(base, needed.checksum)
+    return links
 
 
 def _steps(root: Folder) -> list[int]:
@@ -228,10 +233,14 @@ def _steps(root: Folder) -> list[int]:
 
 
 def _look(
-    root: Folder, step: int, verify: bool = False, encodings: EncodingMaker = make_encoding
+    root: Folder,
+    step: int,
+    verify: bool = False,
+    encodings: EncodingMaker = make_encoding,
+    seen: Seen | None = None,
 ) -> Listed:
     try:
-        checkpoint = Checkpoint(root, step, encodings=encodings)
+        checkpoint = Checkpoint(root, step, encodings=encodings, seen=seen)
         if verify:
             checkpoint.verify()
     except CheckpointError as why:

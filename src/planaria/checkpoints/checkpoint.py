@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -42,6 +43,10 @@ class Offer:
     records: Records  # all of the chunk
 
 
+Seen: TypeAlias = dict[int, tuple[Manifest, str]]
+"""By step: a manifest and its checksum."""
+
+
 class Checkpoint:
     """A checkpoint whose manifests, and those of its chain, are whole and whose files are there.
 
@@ -49,19 +54,31 @@ class Checkpoint:
     """
 
     def __init__(
-        self, folder: AnyFolder, step: int, *, encodings: EncodingMaker = make_encoding
+        self,
+        folder: AnyFolder,
+        step: int,
+        *,
+        encodings: EncodingMaker = make_encoding,
+        seen: Seen | None = None,
     ) -> None:
-        """folder: the one of all checkpoints. Raises DamagedCheckpoint if something is amiss."""
+        """folder: the one of all checkpoints. Raises DamagedCheckpoint if something is amiss.
+
+        seen: what was found whole just before, for whoever opens many that need the same ones.
+        """
         self.folder = open_folder(folder)
         self._encodings = encodings
+        self._seen: Seen = {} if seen is None else seen
         own = self.folder.folder(step_folder(step))
-        self.manifest, self.checksum = read_manifest(own, step)
-        for part in self.manifest.parts:
+        self.manifest, self.checksum = self._look_at(step)
+        for part in self.manifest.dense_parts:
             check_size(own, part)
         self.chain = [*self._read_base(), self.manifest]
         """Manifests: a full one, differences in the order of their steps, this one."""
-        self._layouts = {manifest.step: manifest.layout() for manifest in self.chain}
-        self.layout: Layout = self._layouts[step]
+        self.layout: Layout = self.manifest.layout()
+        self._layouts = {
+            manifest.step: self.layout if self._same_layout(manifest) else manifest.layout()
+            for manifest in self.chain
+        }
         self.arenas: list[Arena] = self.manifest.arenas()
         if not all(_covers_data(self.chain[0], self.arenas)):
             raise DamagedCheckpoint(f"{own}: step {self.chain[0].step} lacks records of its tables")
@@ -183,17 +200,27 @@ class Checkpoint:
         chain: list[Manifest] = []
         for link in self.manifest.base:
             needs = f"step {self.step} in {self.folder} needs step {link.step}"
-            own = self.folder.folder(step_folder(link.step))
             try:
-                manifest, checksum = read_manifest(own, link.step)
-                for part in manifest.record_parts:
-                    check_size(own, part)
+                manifest, checksum = self._look_at(link.step)
             except DamagedCheckpoint as why:
                 raise DamagedCheckpoint(f"{needs}, but {why}") from why
             if checksum != link.checksum:
                 raise DamagedCheckpoint(f"{needs}, which was saved anew since and is another now")
             chain.append(manifest)
         return chain
+
+    def _look_at(self, step: int) -> tuple[Manifest, str]:
+        """A manifest whose parts, but for the dense one, are there."""
+        if step not in self._seen:
+            own = self.folder.folder(step_folder(step))
+            manifest, checksum = read_manifest(own, step)
+            for part in manifest.record_parts:
+                check_size(own, part)
+            self._seen[step] = (manifest, checksum)
+        return self._seen[step]
+
+    def _same_layout(self, manifest: Manifest) -> bool:
+        return (manifest.k, manifest.groups) == (self.manifest.k, self.manifest.groups)
 
 
 def _covers_data(manifest: Manifest, arenas: Sequence[Arena]) -> Iterator[bool]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -92,10 +93,21 @@ class Manifest(msgspec.Struct, frozen=True):
         return next(part for part in self.record_parts if part.place == place)
 
     def layout(self) -> Layout:
-        return Layout(np.array(self.groups, np.int32), self.k)
+        return _layout(tuple(map(tuple, self.groups)), self.k)
 
     def arenas(self) -> list[Arena]:
-        return make_arenas(self.tables, self.optimizer)
+        return _arenas(tuple(self.tables), self.optimizer)
+
+
+# The checkpoints of a job are alike, and a chain of them is read as a whole.
+@lru_cache(maxsize=4)
+def _layout(groups: tuple[tuple[int, ...], ...], k: int) -> Layout:
+    return Layout(np.array(groups, np.int32), k)
+
+
+@lru_cache(maxsize=4)
+def _arenas(tables: tuple[Table, ...], optimizer: Optimizer) -> list[Arena]:
+    return make_arenas(tables, optimizer)
 
 
 class _Sealed(msgspec.Struct):

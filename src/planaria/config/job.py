@@ -427,6 +427,11 @@ def _check_checkpoint(config: Config) -> None:
         "checkpoint.every_steps nor checkpoint.every_s says how often to save, got null",
     )
     _require(
+        config.strategy != "cpr" or chosen.every_s != "auto",
+        "checkpoint.every_s: expected a number above 0 or null, because strategy cpr follows from "
+        "cpr.target_pls and failures.mtbf_s, got 'auto'",
+    )
+    _require(
         config.strategy != "cpr" or chosen.path is not None,
         "checkpoint.path: expected a folder or a URL, because strategy is cpr, got null",
     )

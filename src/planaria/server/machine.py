@@ -281,8 +281,10 @@ class ServerMachine(Machine):
             pass
         # What is not due yet is looked at only where its rows may have to be decoded first.
         due = self.store.step + 1 if was_whole else np.inf
-        for key in sorted(key for key in self.lookups if key[0] <= due):
+        for key in sorted([key for key in self.lookups if key[0] <= due]):
             self._answer(key)
+        if was_whole and not self.rebuilder.scrubbing:
+            return
         self.outbox += self.rebuilder.take_requests(self.view, self._committed_here())
         if scrubbed := self.rebuilder.take_scrubbed():
             self.scrubbed.append(scrubbed)
@@ -304,8 +306,8 @@ class ServerMachine(Machine):
         assert self.store
         assert self.rebuilder
         step = self.store.step + 1
-        pushes = self.pushes.get(step, {})
-        if len(pushes) < self.job.ranks:
+        pushes = self.pushes.get(step)
+        if pushes is None or len(pushes) < self.job.ranks:
             return False
         in_rank_order = [pushes[rank] for rank in range(self.job.ranks)]
         if self._missing([push.indices for push in in_rank_order]):
@@ -328,7 +330,7 @@ class ServerMachine(Machine):
 
     def protect(self) -> Outbox:
         """The deltas of what was applied. Asked for when the answers are out: they can wait."""
-        if not self.frozen():
+        if self.unsent and not self.frozen():
             for step in self.unsent:
                 self._send_delta(step, self.holders)
             self.unsent.clear()

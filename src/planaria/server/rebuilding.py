@@ -122,6 +122,10 @@ class Rebuilder:
             first_parity = [arena.data_records for arena in self.store.arenas]
             self._scrub = ScrubRound(number, first_parity)
 
+    @property
+    def scrubbing(self) -> bool:
+        return self._scrub is not None
+
     def take_scrubbed(self) -> ScrubRound | None:
         """The round, once all its records are compared."""
         scrub = self._scrub

@@ -184,21 +184,21 @@ class Store:
 
     @property
     def invalid_records(self) -> int:
-        return sum(store.invalid for store in self.arenas)
+        return sum([store.invalid for store in self.arenas])
 
     def digest(self) -> Digest:
         """Of the data records: the sum over all servers does not depend on the layout."""
         total = Digest()
         for store in self.arenas:
-            for region in store.regions("data"):
-                for chunk in store.chunks(region):
-                    index = np.arange(chunk.start, chunk.stop)
-                    store.require_valid(index)
-                    rows = store.layout.row_at(self.place, index)
-                    table, row = store.arena.table_row(rows.clip(min=0))
-                    keys = (table.astype(np.uint64) << np.uint64(40)) | row.astype(np.uint64)
-                    keys[rows < 0] = NO_ROW
-                    total += Digest(*kernels.digest(store.records[chunk], keys))
+            for start in range(0, store.data_records, CHUNK_RECORDS):
+                stop = min(start + CHUNK_RECORDS, store.data_records)
+                index = np.arange(start, stop)
+                store.require_valid(index)
+                rows = store.layout.row_at(self.place, index)
+                table, row = store.arena.table_row(rows.clip(min=0))
+                keys = (table.astype(np.uint64) << np.uint64(40)) | row.astype(np.uint64)
+                keys[rows < 0] = NO_ROW
+                total += Digest(*kernels.digest(store.records[start:stop], keys))
         return total
 
     def memory(self) -> Memory:
@@ -285,6 +285,10 @@ class Store:
         if not self.holders:
             return deltas
         for store, change in zip(self.arenas, changes, strict=True):
+            if not len(change.indices):
+                for parts in deltas.values():
+                    parts.append(ParityDelta(change.indices, change.delta))
+                continue
             region, slot = np.divmod(change.indices, store.layout.slots)
             number = self._holder_number[region].ravel()
             index = self._holder_region[region] * store.layout.slots + slot[:, None]
@@ -438,7 +442,9 @@ class Store:
     def _coef_of(self, store: ArenaStore, source: int, index: Index) -> Bytes:
         array("index", index, np.int64, 1)
         by_region = self._coef_by_region[source]
-        if len(index) and (index.min() < 0 or index.max() >= len(store.records)):
+        if not len(index):
+            return by_region[:0]
+        if index.min() < 0 or index.max() >= len(store.records):
             raise StoreError(f"a delta names records outside 0 to {len(store.records) - 1}")
         coef = by_region[index // store.layout.slots]
         if not coef.all():

@@ -1,15 +1,14 @@
 """Many schedules: which job and which faults a seed stands for, and runs of many of them.
 
 Two families. Seeded schedules are drawn at random. The kills at every message boundary are
-exhaustive: one undisturbed schedule is run, and before each of its deliveries it is forked once per
+exhaustive: one undisturbed schedule is run, and before each of its deliveries it is copied once per
 set of servers to kill.
 """
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
-import os
+import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -151,13 +150,13 @@ class KillsAt(World):
             self.kill(self.disk.install.servers[place])
 
 
-class Forking(KillsAt):
-    """Goes on undisturbed itself, and at each boundary sends a child down every other path."""
+class Branching(KillsAt):
+    """Goes on undisturbed itself, and at each boundary sends a copy down every other path."""
 
     def __init__(self, job: ToyJob, part: int, parts: int) -> None:
         super().__init__(job, 0, ())
         self.part, self.parts = part, parts
-        self.is_child = False
+        self.is_copy = False
         self.boundaries = 0
         self.failures: list[tuple[int, tuple[int, ...], str]] = []
         self.subsets = [
@@ -165,38 +164,31 @@ class Forking(KillsAt):
             for count in range(1, job.r + 1)
             for places in combinations(range(job.servers), count)
         ]
-        self.pipe = os.pipe()
 
     def on_delivery(self, sender: Member, to: Member, message: Message) -> None:
-        if self.is_child or self.delivered % self.parts != self.part:
+        if self.is_copy or self.delivered % self.parts != self.part:
             return
         self.boundaries += 1
+        # Protocol 5 keeps what is read-only read-only.
+        here = pickle.dumps((self, (sender, to, message)), protocol=5)
         for places in self.subsets:
-            child = os.fork()
-            if not child:
-                self.is_child = True
-                self.strike(places)
-                return
-            _, status = os.waitpid(child, 0)
-            if status:
-                said = os.read(self.pipe[0], 1 << 16).decode()
-                self.failures.append((self.delivered, places, said or f"exit status {status}"))
+            copy, delivery = pickle.loads(here)
+            copy.is_copy = True
+            copy.strike(places)
+            copy.now_first(copy.hand_over, *delivery)
+            self.follow(copy, places)
+
+    def follow(self, copy: World, places: tuple[int, ...]) -> None:
+        try:
+            copy.run()
+        except Failure as failure:
+            self.failures.append((self.delivered, places, str(failure)))
 
 
 def _run_part(job: ToyJob, part: int, parts: int) -> tuple[int, list[str]]:
     """Every `parts`-th boundary: how many schedules that were, and those that failed."""
-    gc.collect()
-    gc.freeze()  # so that a child's collections do not copy what it shares with its parent
-    world = Forking(job, part, parts)
-    try:
-        world.run()
-    except Failure as failure:
-        if not world.is_child:
-            raise
-        os.write(world.pipe[1], str(failure).encode()[: 1 << 12] or b"?")
-        os._exit(1)
-    if world.is_child:
-        os._exit(0)
+    world = Branching(job, part, parts)
+    world.run()
     return world.boundaries * len(world.subsets), [
         f"--kill {','.join(map(str, places))} --at {boundary}: {said}"
         for boundary, places, said in world.failures

@@ -6,7 +6,7 @@ dense state. One wrong bit in one record changes every later gradient of every r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -165,9 +165,13 @@ class Batch:
 class Reference:
     """The undisturbed run: every batch, and what is there after the last step."""
 
+    job: ToyJob
     batches: Mapping[tuple[int, int], Batch]  # by (step, rank)
     digest: Digest  # of all records
     dense: bytes
+
+    def __reduce__(self) -> tuple[Callable[[ToyJob], Reference], tuple[ToyJob]]:
+        return reference, (self.job,)  # copies of a world share it
 
 
 @lru_cache
@@ -200,4 +204,4 @@ def reference(job: ToyJob) -> Reference:
             break
         store.apply(step, [contributions], job.lr(step))
         dense.apply(step, dense_gradients, job.lr(step))
-    return Reference(batches, store.digest(), dense.state.tobytes())
+    return Reference(job, batches, store.digest(), dense.state.tobytes())

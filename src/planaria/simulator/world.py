@@ -45,6 +45,13 @@ class Network:
     """(cumulative probability, mean of an exponential distribution in s)"""
     step_s: float
 
+    def mean_s(self, kind: float) -> float:
+        """Of the messages that `kind`, from 0 to below 1, stands for."""
+        for below, mean_s in self.delays[:-1]:
+            if kind < below:
+                return mean_s
+        return self.delays[-1][1]
+
 
 NETWORKS = {
     "even": Network(((1.0, 0.002),), 0.04),
@@ -55,6 +62,7 @@ NETWORKS = {
 
 @dataclass
 class Process:
+    role: str  # server, trainer or coordinator
     machine: Any
     paused_until: float = 0.0
     cut_off_until: float = 0.0
@@ -87,6 +95,7 @@ class World:
         self.condemned: set[Member] = set()  # suspected, though perhaps alive
         self.island: frozenset[Member] = frozenset()
         self.island_until = 0.0
+        self.last_cut_until = 0.0  # nobody is cut off after this
         self.stillborn = 0  # so many of the processes to come die at once
         self.coordinator_dies_saving = False
         self.ended = False
@@ -97,9 +106,9 @@ class World:
         self.disk: CoordinatorState = first_state(servers, trainers)
         for place, member in enumerate(servers):
             machine = self.server_class(member, job.server_job(RETRY_S), fresh_place=place)
-            self._start(member, machine)
+            self._start(member, "server", machine)
         for rank, member in enumerate(trainers):
-            self._start(member, self._trainer(member, rank))
+            self._start(member, "trainer", self._trainer(member, rank))
         for _ in range(spares):
             self._spawn("server")
         self.coordinator = ""
@@ -117,8 +126,8 @@ class World:
         job = self.job.trainer_job(RETRY_S)
         return self.trainer_class(member, job, ToyDense(), fresh_rank=rank)
 
-    def _start(self, member: Member, machine: Any) -> None:
-        self.processes[member] = Process(machine)
+    def _start(self, member: Member, role: str, machine: Any) -> None:
+        self.processes[member] = Process(role, machine)
         self._hello(member)
         self.after(self.random.uniform(0.0, TICK_S), self._tick, member)
 
@@ -130,18 +139,17 @@ class World:
             self.dead.add(member)
             self.suspect(member, 0.01)
         elif role == "server":
-            self._start(member, self.server_class(member, self.job.server_job(RETRY_S)))
+            self._start(member, role, self.server_class(member, self.job.server_job(RETRY_S)))
         else:
-            self._start(member, self._trainer(member, None))
+            self._start(member, role, self._trainer(member, None))
 
     def _hello(self, member: Member) -> None:
         """A process says hello until a view names it."""
         process = self.processes.get(member)
         if process is None or process.machine.install is not None:
             return
-        role = "server" if isinstance(process.machine, ServerMachine) else "trainer"
         if self.now >= process.paused_until:
-            hello = Hello(view=NO_VIEW, member=member, role=role, address=f"at {member}")
+            hello = Hello(view=NO_VIEW, member=member, role=process.role, address=f"at {member}")
             self._send(member, COORDINATOR, hello)
         self.after(RETRY_S, self._hello, member)
 
@@ -156,7 +164,7 @@ class World:
             deadline_s=DEADLINE_S,
         )
         self.coordinator = member
-        self.processes[member] = Process(machine)
+        self.processes[member] = Process("coordinator", machine)
         for lost in sorted(self.dead | self.condemned):
             self.suspect(lost, 0.01)
         self._tick(member)
@@ -175,28 +183,33 @@ class World:
         self.sequence += 1
         heapq.heappush(self.events, (self.now + delay, self.sequence, event, arguments))
 
+    def now_first(self, event: Callable[..., None], *arguments: Any) -> None:
+        """Before everything else that is due now."""
+        heapq.heappush(self.events, (self.now, 0, event, arguments))
+
     def _send(self, sender: Member, to: Member, message: Message) -> None:
         draw = self.random.random
         faults = self.faults
         if faults.drop and to != SUPERVISOR and draw() < faults.drop:
             return
         for _ in range(2 if faults.duplicate and draw() < faults.duplicate else 1):
-            kind = draw()
-            mean = next(mean for below, mean in self.network.delays if kind < below)
-            self.after(-math.log(1.0 - draw()) * mean, self._arrive, sender, to, message)
+            mean_s = self.network.mean_s(draw())
+            self.after(-math.log(1.0 - draw()) * mean_s, self._arrive, sender, to, message)
 
     def _arrive(self, sender: Member, to: Member, message: Message) -> None:
         # Of what a killed process had sent, some was still in its buffers.
         if sender in self.dead and self.random.random() < 0.5:
             return
         to = self.coordinator if to == COORDINATOR else to
-        for end in (sender, to):
-            process = self.processes.get(end)
-            if process and self.now < process.cut_off_until:
-                return
+        if self.now < self.last_cut_until and (self._is_cut_off(sender) or self._is_cut_off(to)):
+            return
         if self.now < self.island_until and (sender in self.island) != (to in self.island):
             return
         self._deliver(sender, to, message)
+
+    def _is_cut_off(self, member: Member) -> bool:
+        process = self.processes.get(member)
+        return process is not None and self.now < process.cut_off_until
 
     def _deliver(self, sender: Member, to: Member, message: Message) -> None:
         if to == SUPERVISOR:
@@ -212,11 +225,15 @@ class World:
             return
         self.delivered += 1
         self.on_delivery(sender, to, message)
-        if to not in self.processes:
-            return
+        self.hand_over(sender, to, message)
+
+    def hand_over(self, sender: Member, to: Member, message: Message) -> None:
+        process = self.processes.get(to)
+        if process is None:
+            return  # killed by `on_delivery`
         if isinstance(message, Install):
             self.oracle.on_install(to, message)
-        if isinstance(process.machine, CoordinatorMachine):
+        if process.role == "coordinator":
             out = process.machine.receive(sender, message, self.now)
         else:
             out = process.machine.receive(sender, message)
@@ -230,15 +247,14 @@ class World:
     def _finish_call(self, member: Member, outbox: Outbox) -> None:
         """What a driver does after each call of a machine: save or compute, then send."""
         process = self.processes[member]
-        if isinstance(process.machine, CoordinatorMachine):
+        if process.role == "server":
+            outbox += process.machine.protect()
+        elif process.role == "trainer":
+            outbox += self._drive(member, process)
+        else:
             outbox = self._save(member, process.machine, outbox)
-        elif isinstance(process.machine, TrainerMachine):
-            outbox = outbox + self._drive(member, process)
-        elif isinstance(process.machine, ServerMachine):
-            outbox = outbox + process.machine.protect()
-        if isinstance(process.machine, Machine) and process.machine.done:
-            if not process.machine.left:
-                outbox = outbox + process.machine.leave()
+        if process.role != "coordinator" and process.machine.done and not process.machine.left:
+            outbox += process.machine.leave()
         for to, message in outbox:
             self._send(member, to, message)
 
@@ -330,6 +346,7 @@ class World:
     def cut_off(self, member: Member, seconds: float) -> None:
         self.lasts(seconds)
         self.processes[member].cut_off_until = self.now + seconds
+        self.last_cut_until = max(self.last_cut_until, self.now + seconds)
 
     def partition(self, seconds: float) -> None:
         self.lasts(seconds)
