@@ -37,6 +37,7 @@ ORDER = [
     "__init__",
     "display",
     "planning",
+    "comparing",
     "cli",
     "__main__",
 ]
@@ -98,24 +99,6 @@ def test_no_file_holds_two_ideas() -> None:
     sources = [*PACKAGE.rglob("*.py"), *(ROOT / "native").iterdir(), *(ROOT / "tests").glob("*.py")]
     too_long = [path.name for path in sources if len(path.read_text().splitlines()) > 500]
     assert too_long == []
-
-
-def snippets(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
-
-
-PAGES = ["README.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").glob("*.md")))]
-
-
-@pytest.mark.parametrize(
-    ("page", "number"), [(page, n) for page in PAGES for n in range(len(snippets(page)))]
-)
-def test_every_snippet_of_the_pages_runs(page: str, number: int) -> None:
-    code = snippets(page)[number]
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_every_file_that_the_readme_lists_exists() -> None:

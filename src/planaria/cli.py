@@ -19,6 +19,7 @@ from planaria.cluster.resuming import FROM_THE_BEGINNING, Start, find_start
 from planaria.cluster.run import JobRun
 from planaria.cluster.scrub import running_jobs
 from planaria.cluster.scrub import scrub as scrub_job
+from planaria.comparing.command import compare_command
 from planaria.config import CheckpointConfig, Config
 from planaria.display import Display, show_report
 from planaria.errors import ClusterError, ConfigError, LossError, PlanariaError
@@ -159,6 +160,7 @@ def scrub(
 
 
 app.command()(plan)
+app.command("compare")(compare_command)
 
 
 def _read(

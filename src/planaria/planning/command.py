@@ -174,11 +174,11 @@ def plan(
             inputs = PlanInputs(**{**_measured(console, inputs, base), **given}).check()
         made = _made(console, inputs, failed)
     except KeyboardInterrupt:
-        _leave(EXIT_INTERRUPTED, "interrupted")
+        leave(EXIT_INTERRUPTED, "interrupted")
     except ConfigError as error:
-        _leave(EXIT_CONFIG, str(error))
+        leave(EXIT_CONFIG, str(error))
     except (PlanariaError, OSError) as error:
-        _leave(EXIT_FAILED, str(error))
+        leave(EXIT_FAILED, str(error))
     show_plan(console, made)
     _write(made, png, json, quiet=quiet)
 
@@ -223,10 +223,10 @@ def _write(made: Plan, png: Path | None, json: Path | None, *, quiet: bool) -> N
         if png is not None:
             write_png(made, png)
     except OSError as error:
-        _leave(EXIT_FAILED, f"the plan is made, but could not be written: {error}")
+        leave(EXIT_FAILED, f"the plan is made, but could not be written: {error}")
 
 
-def _leave(code: int, sentence: str) -> NoReturn:
+def leave(code: int, sentence: str) -> NoReturn:
     Console(stderr=True, highlight=False).print(
         f"error: {sentence}", style="red", soft_wrap=True, markup=False
     )

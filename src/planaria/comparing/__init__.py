@@ -1,0 +1,16 @@
+"""One job under several strategies and the same failures: planaria compare (docs/comparing.md)."""
+
+from planaria.comparing.accounts import Account, Interval
+from planaria.comparing.emulation import STRATEGIES, Emulation
+from planaria.comparing.runs import Comparison, Outcome, Row, compare
+
+__all__ = [
+    "STRATEGIES",
+    "Account",
+    "Comparison",
+    "Emulation",
+    "Interval",
+    "Outcome",
+    "Row",
+    "compare",
+]

@@ -1,0 +1,272 @@
+"""The runs of a comparison: each strategy meets the failures that all the others meet."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+
+from planaria.cluster.run import JobRun, Observer
+from planaria.cluster.supervisor import Event, Supervisor
+from planaria.comparing.accounts import (
+    Account,
+    Interval,
+    account_of,
+    interval,
+    mean_account,
+    slowdown_of,
+    step_seconds,
+)
+from planaria.comparing.emulation import STRATEGIES, Emulation
+from planaria.config import Config
+from planaria.errors import ClusterError, LossError, PlanariaError
+from planaria.schedule import Event as Scheduled
+
+UNDISTURBED = "undisturbed"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run, with the report of JobRun: that of a failure, if it did not reach its end."""
+
+    seed: int
+    report: dict[str, Any]
+    step_s: float | None = None
+    killed: tuple[dict[str, int], ...] = ()  # each kill: the server, when due and when done
+    lost: bool = False  # more was lost than the strategy bears, as against: something is wrong
+
+    @property
+    def ended(self) -> bool:
+        return "failed" not in self.report
+
+
+Runner = Callable[[str, Config, Sequence[Scheduled]], Outcome]
+"""Runs one job; its first argument is what to call it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A strategy in all its runs, beside undisturbed ones of the same seeds."""
+
+    name: str
+    every_steps: int
+    every_hours: float
+    formula: float | None  # overhead as a share
+    outcomes: tuple[Outcome, ...]
+    references: tuple[Outcome, ...]
+    accounts: tuple[Account, ...]  # of the runs that reached the end
+
+    @property
+    def ended(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """The report of each run that reached the end, and that of its reference."""
+        both = zip(self.outcomes, self.references, strict=True)
+        return [(run.report, other.report) for run, other in both if run.ended]
+
+    @property
+    def account(self) -> Account | None:
+        return mean_account(self.accounts)
+
+    @property
+    def equal(self) -> int:
+        """Runs that ended with the digest of the undisturbed one."""
+        return sum(report["digest"] == other["digest"] for report, other in self.ended)
+
+    @property
+    def slowdowns(self) -> list[float | None]:
+        """How much longer the steps of each run were than those of its reference, as a share."""
+        both = zip(self.outcomes, self.references, strict=True)
+        return [slowdown_of(run.step_s, other.step_s) for run, other in both]
+
+    @property
+    def stopped(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if not outcome.ended]
+
+    def mean(self, key: str) -> float | None:
+        found = interval([report[key] for report, _ in self.ended if report[key] is not None])
+        return found.mean if found else None
+
+    def difference(self, key: str) -> Interval | None:
+        """Of the runs from their references."""
+        return interval(
+            [
+                report[key] - other[key]
+                for report, other in self.ended
+                if report[key] is not None and other[key] is not None
+            ]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        account = self.account
+        return {
+            "name": self.name,
+            "checkpoint_every_steps": self.every_steps,
+            "checkpoint_every_hours": self.every_hours,
+            "overhead_hours": account and {**asdict(account), "total": account.total},
+            "overhead_by_formula": self.formula,
+            "pls": self.mean("pls"),
+            "auc": self.mean("auc"),
+            "auc_difference": self.difference("auc"),
+            "normalized_entropy": self.mean("normalized_entropy"),
+            "normalized_entropy_difference": self.difference("normalized_entropy"),
+            "runs": len(self.outcomes),
+            "digests_equal": self.equal,
+            "outcomes": [
+                {**asdict(outcome), "slowdown_measured": slowdown}
+                for outcome, slowdown in zip(self.outcomes, self.slowdowns, strict=True)
+            ],
+            "accounts_hours": self.accounts,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    emulation: Emulation
+    job: Config
+    schedules: tuple[tuple[str, ...], ...]  # of each seed
+    references: tuple[Outcome, ...]
+    rows: tuple[Row, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON has it: also what no table shows."""
+        emulation = {
+            **asdict(self.emulation),
+            "mtbf_hours": self.emulation.expected_mtbf,
+            "hours_per_step": self.emulation.hours_per_step(self.job),
+        }
+        values: dict[str, Any] = msgspec.to_builtins(
+            {
+                "emulation": emulation,
+                "job": self.job.to_dict(),
+                "schedules": self.schedules,
+                "undisturbed": self.references,
+                "strategies": [row.to_dict() for row in self.rows],
+            }
+        )
+        return values
+
+
+def prepare(emulation: Emulation, job: Config, names: Sequence[str]) -> None:
+    """Raises ConfigError for whatever would stop a comparison later."""
+    emulation.check(job)
+    for name in (*names, "none"):
+        emulation.config(name, job, job.seed, folder="saves")
+    for seed in _seeds(emulation, job):
+        emulation.schedule(job, seed)
+
+
+def compare(emulation: Emulation, job: Config, names: Sequence[str], run: Runner) -> Comparison:
+    """Runs everything. `prepare` has found nothing wrong."""
+    seeds = _seeds(emulation, job)
+    of, number = len(seeds) * (len(names) + 1), 0
+    references: list[Outcome] = []
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in names}
+    schedules: list[tuple[str, ...]] = []
+    for seed in seeds:
+        schedule = emulation.schedule(job, seed)
+        schedules.append(tuple(map(str, schedule)))
+        note = f", seed {seed}" if len(seeds) > 1 else ""
+        for name in (UNDISTURBED, *names):
+            number += 1
+            # One folder per run, because a job refuses one that has checkpoints.
+            with tempfile.TemporaryDirectory(prefix="planaria-saves-") as folder:
+                is_reference = name == UNDISTURBED
+                config = emulation.config("none" if is_reference else name, job, seed, folder)
+                title = f"{number} of {of}: {name}{note}"
+                found = run(title, config, [] if is_reference else schedule)
+            if not is_reference:
+                outcomes[name].append(found)
+            elif found.ended:
+                references.append(found)
+            else:
+                why = found.report["failed"]
+                raise ClusterError(f"the undisturbed run did not reach its end: {why}")
+    rows = [_row(emulation, job, name, outcomes[name], references) for name in names]
+    return Comparison(emulation, job, tuple(schedules), tuple(references), tuple(rows))
+
+
+def run_here(observer: Observer, config: Config, schedule: Sequence[Scheduled]) -> Outcome:
+    """A run on this machine. One that cannot go on is an outcome like others."""
+    job, lost = EmulatedRun(config, schedule, observer), False
+    try:
+        report = job.run()
+    except PlanariaError as error:
+        report, lost = job.report_failure(error), isinstance(error, LossError)
+    return Outcome(config.seed, report, step_seconds(job.progress.step_at), tuple(job.killed), lost)
+
+
+class EmulatedRun(JobRun):
+    """A run whose failures are as far apart as those of the job that it stands for.
+
+    There, hours lie between two failures and a server is whole again in minutes. Here a rebuild
+    may take as long as many steps, so a kill that is due waits until all servers are whole.
+    """
+
+    def __init__(self, config: Config, schedule: Sequence[Scheduled], observe: Observer) -> None:
+        super().__init__(config, schedule, observe)
+        self.killed: list[dict[str, int]] = []
+        self._began = 0.0
+
+    def _roll_back(self) -> None:
+        super()._roll_back()
+        self._began = time.monotonic()  # all servers start whole
+
+    def _on_step(self, supervisor: Supervisor, event: Event) -> None:
+        held: list[Scheduled] = []
+        if self._is_open():
+            held, self.pending = self.pending, held
+        super()._on_step(supervisor, event)
+        self.pending = held or self.pending
+
+    def _is_open(self) -> bool:
+        return any(
+            failure.rebuilt_ms is None and failure.at > self._began
+            for failure in self.progress.failures
+        )
+
+    def _disturb(self, supervisor: Supervisor, item: Scheduled) -> None:
+        before = len(self.progress.failures)
+        super()._disturb(supervisor, item)
+        assert item.number is not None
+        if len(self.progress.failures) > before:
+            self.killed.append(
+                {"server": item.number, "due_step": item.step, "step": self.progress.step}
+            )
+
+
+def _row(
+    emulation: Emulation,
+    job: Config,
+    name: str,
+    outcomes: Sequence[Outcome],
+    references: Sequence[Outcome],
+) -> Row:
+    strategy, hours_per_step = STRATEGIES[name], emulation.hours_per_step(job)
+    every = emulation.every_steps(name, job)
+    accounts = [
+        account_of(
+            emulation,
+            strategy,
+            hours_per_step,
+            run.report,
+            slowdown_of(run.step_s, reference.step_s),
+        )
+        for run, reference in zip(outcomes, references, strict=True)
+        if run.ended
+    ]
+    return Row(
+        name,
+        every,
+        every * hours_per_step,
+        emulation.formula(name, job),
+        tuple(outcomes),
+        tuple(references),
+        tuple(accounts),
+    )
+
+
+def _seeds(emulation: Emulation, job: Config) -> list[int]:
+    return [job.seed + number for number in range(emulation.seeds)]
