@@ -15,9 +15,9 @@ import tempfile
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from planaria.cluster.run import JobRun
+from planaria.comparing.accounts import interval
 from planaria.config import Config
 from planaria.schedule import parse_kill, resolve
 
@@ -51,6 +51,11 @@ def run(name: str, seed: int, steps: int) -> dict[str, Any]:
         return JobRun(config, resolve(list(map(parse_kill, kills)), config)).run()
 
 
+def shown(values: list[float]) -> str:
+    found = interval(values)
+    return f"± {found.error:.5f}" if found and found.error is not None else "-"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -75,16 +80,12 @@ def main() -> None:
             )
     print("| strategy | AUC loss | 95 % interval | PLS |\n| --- | --- | --- | --- |")
     for name, found in losses.items():
-        mean, half = float(np.mean(found)), 0.0
-        if len(found) > 1 and np.std(found) > 0:
-            half = float(stats.t.ppf(0.975, len(found) - 1) * stats.sem(found))
-        print(f"| {name} | {mean:.5f} | ± {half:.5f} | {np.mean(pls[name]):.3f} |")
+        print(f"| {name} | {np.mean(found):.5f} | {shown(found)} | {np.mean(pls[name]):.3f} |")
     vanilla = "cpr, vanilla"
     for name in ("cpr, mfu", "cpr, ssu", "cpr, scar", NOTHING):
-        if vanilla in losses and name in losses and chosen.seeds > 1:
-            gap = np.subtract(losses[vanilla], losses[name])
-            half = float(stats.t.ppf(0.975, len(gap) - 1) * stats.sem(gap))
-            print(f"vanilla loses {np.mean(gap):+.5f} ± {half:.5f} more than {name}, seed by seed")
+        if vanilla in losses and name in losses:
+            gap = np.subtract(losses[vanilla], losses[name]).tolist()
+            print(f"vanilla loses {np.mean(gap):+.5f} {shown(gap)} more than {name}, seed by seed")
 
 
 if __name__ == "__main__":
