@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 BENCH_INSTALLED := .venv/.installed-bench
 
-.PHONY: train test check format bench sanitize clean
+.PHONY: train test check format bench sanitize kills clean
 
 train: $(INSTALLED)
 	$(BIN)/planaria train --kill server:2@200
@@ -13,6 +13,10 @@ train: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore-glob='*test_cluster*'
 	$(BIN)/python -m pytest $(wildcard tests/test_cluster*.py)
+
+# kill -9 of everything, fifty times; `make test` does it three times.
+kills: $(INSTALLED)
+	PLANARIA_KILLS=50 $(BIN)/python -m pytest -s tests/test_cluster_kills.py
 
 check: $(INSTALLED)
 	$(BIN)/clang-format --dry-run --Werror native/*
