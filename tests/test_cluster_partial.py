@@ -79,13 +79,13 @@ def test_what_was_not_saved_is_lost_and_counted(undisturbed: str, tmp_path: Path
 
 def test_beyond_the_budget_all_roll_back_also_under_a_new_coordinator(tmp_path: Path) -> None:
     config = cpr(tmp_path, "checkpoint.every_steps=20", "cpr.target_pls=0.01")
-    run = run_killed(config, "server:0@10", "coordinator@25", "server:1@50")
+    run = run_killed(config, "server:0@10", "coordinator@25", "server:1@50", "server:2@55")
     lines: list[str] = []
     run.observe = lambda line, progress: lines.append(line)
     report = run.run()
     assert len(report["reloads"]) == 1
-    (rollback,) = report["rollbacks"]
-    assert rollback["to_step"] in (20, 40)
+    assert len(report["rollbacks"]) == 2  # and at every failure after that
+    assert {rollback["to_step"] for rollback in report["rollbacks"]} <= {20, 40}
     assert any("passed the budget" in line for line in lines)
     assert any("all roll back from step" in line for line in lines)
 
@@ -100,9 +100,9 @@ def test_half_of_the_servers_and_a_trainer_may_go_at_once(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("variant", ["mfu", "ssu", "scar"])
 def test_priority_saves_are_small_and_add_to_those_before(tmp_path: Path, variant: str) -> None:
-    sets = ("checkpoint.every_steps=16", f"cpr.variant={variant}", "model.rows=3000")
+    sets = ("steps=200", "checkpoint.every_steps=40", f"cpr.variant={variant}", "model.rows=3000")
     config = cpr(tmp_path, *sets, "cpr.target_pls=1", "checkpoint.keep_last=1")
-    report = run_killed(config, "server:1@45").run()
+    report = run_killed(config, "server:1@50").run()
     saved = [one for one in report["checkpoints"] if "failed" not in one]
     assert saved[0]["rows"] == "all"
     later = [one for one in saved if one["rows"] in ("priority", "interval")]
@@ -116,10 +116,10 @@ def test_priority_saves_are_small_and_add_to_those_before(tmp_path: Path, varian
 
 
 def test_the_job_decides_before_it_starts_and_then_saves_by_the_clock(tmp_path: Path) -> None:
-    costs = ("failures.mtbf_s=20", "failures.save_s=0.5", "failures.load_s=0.5")
-    config = cpr(tmp_path, "steps=400", "cpr.target_pls=0.02", *costs)
+    costs = ("failures.mtbf_s=5", "failures.save_s=0.05", "failures.load_s=0.05")
+    config = cpr(tmp_path, "steps=600", "cpr.target_pls=0.02", *costs)
     run = JobRun(config)
-    assert run.config.checkpoint.every_s == pytest.approx(2 * 0.02 * 3 * 20)
+    assert run.config.checkpoint.every_s == pytest.approx(2 * 0.02 * 3 * 5)
     assert "partial recovery it is" in run.decision
     report = run.run()
     assert report["strategy"] == "cpr"

@@ -63,7 +63,8 @@ def test_pls_is_the_papers_and_the_budget_is_passed_once() -> None:
 def test_lost_updates_are_weighed_by_what_the_others_do_in_a_step() -> None:
     losses = Losses(cpr("servers=4", "steps=100"))
     for place in range(4):
-        losses.on_updates({"place": place, "steps": 50, "total": 5000, "unsaved": 700})
+        saves = {"30": [4600, 300]}  # 400 updates since, and 300 of before that it lacks
+        losses.on_updates({"place": place, "steps": 50, "total": 5000, "saves": saves})
     losses.on_reloaded(reloaded(1, 50, 30), 30)
     assert losses.pls_updates == pytest.approx(700 / (100 * 4 * 100))
     losses.on_reloaded(reloaded(1, 52, 30), 30)  # it has said nothing since

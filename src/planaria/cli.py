@@ -60,6 +60,15 @@ Freezes = Annotated[
 ReportFile = Annotated[Path | None, typer.Option(help="Write the report here, as JSON.")]
 
 
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        console.print(f"planaria {planaria.__version__}")
+        raise typer.Exit
+
+
 @app.command()
 def version() -> None:
     """Print the version and what the kernels run on here."""
@@ -86,7 +95,7 @@ def train(
     saved meanwhile; docs/checkpoints.md says what they promise.
 
     Exit codes: 0 done, 1 failed, 2 wrong configuration or nothing to resume from (nothing was
-    started), 3 more was lost than the parity can bear.
+    started), 3 more was lost than the parity can bear, 130 interrupted.
     """
     _check_report(report)
     job, schedule = _read(config, sets, kill, freeze)
@@ -114,6 +123,12 @@ def drill(
     """
     _check_report(report)
     job, schedule = _read(config, sets, kill, freeze)
+    if job.strategy != "erasure":
+        _leave(
+            EXIT_CONFIG,
+            f"strategy: expected erasure for a drill, got {job.strategy}; planaria compare shows "
+            "what other strategies lose",
+        )
     job = replace(job, checkpoint=CheckpointConfig())
     if not schedule:
         schedule = resolve([parse_kill(f"server:any@{max(job.steps // 2, 1)}")], job)
@@ -183,12 +198,17 @@ def _run(
     start: Start = FROM_THE_BEGINNING,
 ) -> dict[str, Any]:
     display = Display(console, title, job)
-    run = JobRun(job, schedule, display, start)
+    try:
+        run = JobRun(job, schedule, display, start)
+    except PlanariaError as error:
+        _leave(EXIT_CONFIG, str(error))
     try:
         with display:
             return run.run()
     except KeyboardInterrupt:
-        _leave(EXIT_INTERRUPTED, "interrupted; all processes were stopped")
+        sentence = f"interrupted; all processes were stopped{run.saves.way_back(start.step)}"
+        _write(report, run.report_failure(ClusterError(sentence)))
+        _leave(EXIT_INTERRUPTED, sentence)
     except PlanariaError as error:
         _write(report, run.report_failure(error))
         _leave(EXIT_LOST if isinstance(error, LossError) else EXIT_FAILED, str(error))

@@ -6,11 +6,13 @@ Started by the supervisor, never by hand.
 from __future__ import annotations
 
 import ctypes
+import os
 import select
 import signal
 import sys
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import EXIT_FAILED, EXIT_FENCED, EXIT_ORPHAN, EXIT_REFUSED
@@ -25,6 +27,12 @@ def supervisor_is_gone() -> bool:
     standard_input = select.poll()
     standard_input.register(0, 0)
     return bool(standard_input.poll(0))
+
+
+def _end(code: int) -> NoReturn:
+    """At once: the heart has stopped, and who is slow to leave is taken for a failure."""
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def main() -> int:
@@ -54,10 +62,10 @@ def main() -> int:
             reason = TrainerNode(files, member, place).run()
     except (DataError, CheckpointError) as error:  # nothing that a traceback would explain
         print(error, file=sys.stderr)
-        return EXIT_REFUSED
+        _end(EXIT_REFUSED)
     except Exception:
         traceback.print_exc()
-        return EXIT_FAILED
+        _end(EXIT_FAILED)
     return EXIT_FENCED if reason == FENCED else 0
 
 

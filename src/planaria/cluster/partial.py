@@ -15,6 +15,7 @@ from typing import Any
 
 from planaria.checkpoints.folders import open_folder
 from planaria.config import Config
+from planaria.errors import CheckpointError
 from planaria.formulas import (
     full_recovery_overhead,
     partial_interval,
@@ -88,32 +89,46 @@ def expected_costs(config: Config) -> Costs:
     if failures.save_s is not None and failures.load_s is not None:
         return Costs(failures.save_s, failures.load_s + failures.reschedule_s)
     arenas = make_arenas(config.tables, config.optimizer_rule)
-    seconds = sum(arena.rows * arena.words * 4 for arena in arenas) / _bytes_per_s(config)
+    size = sum(arena.rows * arena.words * 4 for arena in arenas)
+    seconds = size / _bytes_per_s(config, min(size, PROBE_BYTES))
     save = seconds if failures.save_s is None else failures.save_s
     # A lost server loads its own share alone.
     load = seconds / config.servers if failures.load_s is None else failures.load_s
     return Costs(save, load + failures.reschedule_s)
 
 
-def _bytes_per_s(config: Config) -> float:
+def _bytes_per_s(config: Config, size: int) -> float:
     """How fast the checkpoints' folder takes in bytes that must last."""
     assert config.checkpoint.path is not None
     folder, name = open_folder(config.checkpoint.path), f"speed-{secrets.token_hex(4)}.probe"
-    content = secrets.token_bytes(PROBE_BYTES)  # nothing that storage could make smaller
+    content = secrets.token_bytes(size)  # nothing that storage could make smaller
     began = time.monotonic()
-    folder.write(name, content)
-    seconds = time.monotonic() - began
-    folder.remove(name)
-    return PROBE_BYTES / seconds
+    try:
+        folder.write(name, content)
+        seconds = time.monotonic() - began
+        folder.remove(name)
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint.path: nothing can be saved in {folder}: {error}; make room or choose "
+            "another"
+        ) from error
+    return size / seconds
 
 
 @dataclass(frozen=True)
 class Updates:
-    """What a server has said of its work: row updates in so many steps, and those in no save."""
+    """What a server has said of its work: row updates in so many steps; and by step of a save, how
+    many there were then, and how many of those it lacks.
+    """
 
     steps: int
     total: int
-    unsaved: int
+    saves: dict[int, tuple[int, int]]
+
+    def lost(self, saved: int) -> int:
+        """Those that are gone if it goes back to a save."""
+        total, unsaved = self.saves.get(saved, (0, 0))
+        return unsaved + self.total - total
 
 
 @dataclass
@@ -128,7 +143,8 @@ class Losses:
     _said: dict[int, Updates] = field(default_factory=dict)  # by place, the latest
 
     def on_updates(self, facts: dict[str, Any]) -> None:
-        self._said[facts["place"]] = Updates(facts["steps"], facts["total"], facts["unsaved"])
+        saves = {int(step): (total, lacks) for step, (total, lacks) in facts["saves"].items()}
+        self._said[facts["place"]] = Updates(facts["steps"], facts["total"], saves)
 
     def on_reloaded(self, facts: dict[str, Any], since: int) -> str:
         """A place went back to a save; returns what to tell.
@@ -139,7 +155,7 @@ class Losses:
         config, place = self.config, facts["place"]
         lost_steps = facts["step"] - since
         pls = lost_steps / (config.steps * config.servers)
-        updates = self._lost_updates(place)
+        updates = self._lost_updates(place, facts["saved"])
         self.pls += pls
         self.pls_updates += updates
         self.reloads.append(
@@ -147,15 +163,18 @@ class Losses:
                 "place": place,
                 "step": facts["step"],
                 "saved_step": facts["saved"],
+                "since_step": since,
                 "pls": pls,
                 "pls_updates": updates,
                 "seconds": facts["seconds"],
             }
         )
         source = f"its save of step {facts['saved']}" if facts["saved"] else "its initial values"
-        ago = facts["step"] - facts["saved"]
+        ago = f"{facts['step'] - facts['saved']} steps ago"
+        if since < facts["saved"]:
+            ago += f" (all rows had their turn by step {since})"
         return (
-            f"server:{place} goes on from {source}, {ago} steps ago; PLS is {self.pls:.4f} of "
+            f"server:{place} goes on from {source}, {ago}; PLS is {self.pls:.4f} of "
             f"{config.cpr.target_pls:g}, by updates {self.pls_updates:.4f}"
         )
 
@@ -165,7 +184,7 @@ class Losses:
         self.over_budget |= passed
         return passed
 
-    def _lost_updates(self, place: int) -> float:
+    def _lost_updates(self, place: int, saved: int) -> float:
         """As a share of all row updates that the job will make, at the rate of those so far."""
         said = self._said.pop(place, None)
         steps = sum(other.steps for other in self._said.values())
@@ -173,4 +192,4 @@ class Losses:
         if said is None or not steps or not updates:
             return 0.0
         per_server_step = updates / steps
-        return said.unsaved / (per_server_step * self.config.servers * self.config.steps)
+        return said.lost(saved) / (per_server_step * self.config.servers * self.config.steps)

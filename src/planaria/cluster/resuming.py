@@ -20,6 +20,8 @@ class Start:
     step: int
     bytes: int = 0  # of the checkpoint
     notes: tuple[str, ...] = ()  # what the user should know
+    pls: float = 0.0  # what partial recovery had lost by then; see cluster.partial
+    pls_updates: float = 0.0
 
 
 FROM_THE_BEGINNING = Start(0)
@@ -80,9 +82,13 @@ def _resume(config: Config, folder: str, found: Found) -> Start:
             "that of an uninterrupted run"
         )
     if _is_mixed(checkpoint):
-        notes.append("its rows are of different steps: the digest will be another, likewise")
+        notes.append(
+            "priority saves made it, and its rows are of different steps: the digest will be "
+            "another than that of an uninterrupted run"
+        )
     notes += _changes(config, checkpoint.manifest)
-    return Start(checkpoint.step, checkpoint.manifest.bytes, tuple(notes))
+    lost = {name: float(checkpoint.manifest.extra.get(name, 0)) for name in ("pls", "pls_updates")}
+    return Start(checkpoint.step, checkpoint.manifest.bytes, tuple(notes), **lost)
 
 
 def _is_mixed(checkpoint: Checkpoint) -> bool:

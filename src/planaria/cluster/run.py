@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,7 @@ class JobRun:
         self.rollbacks: list[dict[str, int]] = []
         self.scrubs: dict[int, int] = {}  # round -> wrong records
         self.scrubbed_records = 0
-        self.losses_of_rows = Losses(config)
+        self.losses_of_rows = Losses(config, start.pls, start.pls_updates)
         self.wakes: list[tuple[float, Member]] = []
         self.last_progress = time.monotonic()
 
@@ -141,7 +141,9 @@ class JobRun:
             if failure.gap_ms is None:
                 failure.view_at = time.monotonic()  # the next step is one of the new processes
         self.start, self.failure = start, None
-        self.saves = self.saves.after_rollback(start.step)
+        if self.losses_of_rows.over_budget:
+            self.config = config = replace(config, strategy="checkpoint")
+        self.saves = self.saves.after_rollback(config, start.step)
         self.progress.step = start.step
         self.progress.servers, self.progress.trainers, self.progress.rebuilding = [], [], {}
         self.last_progress = time.monotonic()
@@ -189,7 +191,7 @@ class JobRun:
                 self.observe(f"{facts['member']} is silent", self.progress)
             case "rebuilding":
                 self.progress.rebuilding[facts["place"]] = facts["rows"]
-                self.last_progress = event.at
+                self.last_progress = time.monotonic()
                 self.observe("", self.progress)
             case "rebuilt":
                 self._on_rebuilt(event)
@@ -240,7 +242,7 @@ class JobRun:
             "normalized_entropy", progress.normalized_entropy
         )
         progress.step_at.append((progress.step, event.at))
-        self.last_progress = event.at
+        self.last_progress = time.monotonic()
         self.saves.on_step(progress.step, event.at)
         for failure in progress.failures:
             if failure.gap_ms is None and failure.view_at and event.at > failure.view_at:
@@ -266,7 +268,7 @@ class JobRun:
             )
         # Later views are no progress: replacements may die one by one.
         if progress.step == self.start.step:
-            self.last_progress = event.at
+            self.last_progress = time.monotonic()
 
     def _on_exit(self, supervisor: Supervisor, event: Event) -> None:
         self._detected(event.member, event.at)
@@ -275,7 +277,7 @@ class JobRun:
             raise ClusterError(supervisor.log_of(member).rpartition("\n")[2])
         if code == EXIT_FAILED:
             # An exception is no fault: a replacement would run into the same one.
-            log = supervisor.log_of(member)
+            log = supervisor.log_of(member) or f"empty; is {supervisor.folder} full?"
             last = log.rstrip().rpartition("\n")[2]
             raise ClusterError(f"{member} failed: {last}\nThe end of its log:\n{log}")
         expected = code in (0, EXIT_FENCED) or any(
@@ -306,11 +308,14 @@ class JobRun:
 
     def _on_reloaded(self, supervisor: Supervisor, event: Event) -> None:
         saved = event.facts["saved"]
-        since = max(self.saves.last_of_all_rows(saved), min(self.start.step, saved))
-        self.observe(self.losses_of_rows.on_reloaded(event.facts, since), self.progress)
+        counted = self.saves.last_of_all_rows(event.facts["place"], saved)
+        since = max(counted, min(self.start.step, saved))
+        losses = self.losses_of_rows
+        self.observe(losses.on_reloaded(event.facts, since), self.progress)
+        self.saves.extra = {"pls": losses.pls, "pls_updates": losses.pls_updates}
         self._on_rebuilt(event)
-        self.last_progress = event.at
-        if self.losses_of_rows.passes_budget():
+        self.last_progress = time.monotonic()
+        if losses.passes_budget():
             supervisor.order_all(partial=False)
             self.observe(
                 "the lost samples have passed the budget: at the next failure all roll back",

@@ -26,6 +26,7 @@ from planaria.cluster.saving import summary_of
 from planaria.config import Config
 from planaria.errors import CheckpointError, PlanariaError
 
+LONGEST_CHAIN = 64  # checkpoints that one may need
 PRIORITY_CHAIN = 4.0  # priority saves write so many times the model before all of it is saved again
 ROWS = ("all", "changed", "interval", "priority")  # from what is best to have
 
@@ -38,7 +39,7 @@ class Pending:
     blocked_s: float = 0.0  # the longest of any process
     parts: dict[int, PartSummary] = field(default_factory=dict)
     bases: set[int] = field(default_factory=set)  # since which parts have what changed
-    rows: set[str] = field(default_factory=set)  # what parts have: see cluster.saving
+    rows: dict[int, str] = field(default_factory=dict)  # what parts have: see cluster.saving
     problems: dict[int, str] = field(default_factory=dict)
     late: bool = False  # whether somebody was told too late
 
@@ -59,6 +60,7 @@ class Saves:
         """
         self.config = config
         self.found = list(found)
+        self.extra: dict[str, Any] = {}  # what else a checkpoint should remember
         self.start = start
         self.pace = pace
         if pace is None and config.checkpoint.every_s is not None:
@@ -70,6 +72,7 @@ class Saves:
         # The last full checkpoint and the differences after it, all of this run: servers count
         # changes since no other.
         self._history: list[Saved] = []
+        self._had_their_turn: dict[int, list[int]] = {}  # by place: steps that all rows are of
         self._order: dict[str, Any] = {}
 
     def on_saved(self, facts: dict[str, Any]) -> None:
@@ -80,7 +83,7 @@ class Saves:
         pending.began = min(pending.began, facts["began"])
         pending.blocked_s = max(pending.blocked_s, facts["blocked_s"])
         pending.parts[place] = summary_of(facts["part"])
-        pending.rows.add(facts["rows"])
+        pending.rows[place] = facts["rows"]
         if facts["base"] is not None:
             pending.bases.add(facts["base"])
         self._close_if_all_have_spoken(step, pending)
@@ -102,11 +105,13 @@ class Saves:
         for step in sorted(self._pending):
             self._give_up(step, over=True)
 
-    def after_rollback(self, start: int) -> Saves:
+    def after_rollback(self, config: Config, start: int) -> Saves:
         """The saves of the processes that go on from `start`."""
         if self.pace:
             self.pace.restart()
-        return Saves(self.config, self._observe, start, self.found, self.pace)
+        saves = Saves(config, self._observe, start, self.found, self.pace)
+        saves.extra = self.extra
+        return saves
 
     def on_step(self, step: int, at: float) -> None:
         if self.pace:
@@ -124,10 +129,10 @@ class Saves:
         order, self._order = self._order, {}
         return order
 
-    def last_of_all_rows(self, up_to: int) -> int:
-        """The last step by which every row had its turn to be saved; 0 if there was none."""
-        whole = [one["step"] for one in self.found if one.get("rows", "priority") != "priority"]
-        return max((step for step in whole if step <= up_to), default=0)
+    def last_of_all_rows(self, place: int, up_to: int) -> int:
+        """The last step by which every row of a place had its turn to be saved; 0 if none."""
+        steps = self._had_their_turn.get(place, [])
+        return max((step for step in steps if step <= up_to), default=0)
 
     def way_back(self, start: int) -> str:
         """The end of a sentence that says what was lost; start: where this run was resumed."""
@@ -145,7 +150,7 @@ class Saves:
         assert folder is not None
         try:
             base = self._chain(pending)
-            rows = max(pending.rows, key=ROWS.index)
+            rows = max(pending.rows.values(), key=ROWS.index)
             facts = Facts(
                 config.tables,
                 config.optimizer_rule,
@@ -153,7 +158,7 @@ class Saves:
                 samples=step * config.batch,
                 base=base,
                 config=config.to_dict(),
-                extra={"rows": rows},
+                extra={"rows": rows, **self.extra},
             )
             publish(folder, step, list(pending.parts.values()), facts)
         except (PlanariaError, OSError) as error:
@@ -163,6 +168,9 @@ class Saves:
             self._give_up(step)
             return
         self._close(step)
+        for place, of_place in pending.rows.items():
+            if of_place != "priority":
+                self._had_their_turn.setdefault(place, []).append(step)
         size = sum(part.bytes for part in pending.parts.values())
         seconds = time.monotonic() - pending.began
         blocked_s = pending.blocked_s
@@ -220,6 +228,8 @@ class Saves:
             policy, longest = "consecutive", PRIORITY_CHAIN
         if policy != "full":
             since = plan_next(policy, self._history, longest).since
+            if len(self._history) >= LONGEST_CHAIN:
+                since = None
             keep_from = max(self._closed) + 1 if since is None else since
             self._order["base"] = {"step": since, "keep_from": keep_from}
 

@@ -303,14 +303,15 @@ def reload_records(config: Config, store: Store) -> int:
     Where there is none, or none is whole, the records are what they were at step 0.
     """
     assert config.checkpoint.path is not None
-    before = store.step + 1
-    while found := latest(config.checkpoint.path, before=before).checkpoint:
-        try:
-            restore_records(config, found.step, store)
-        except DamagedCheckpoint:
-            before = found.step
-        else:
-            return found.step
+    for _ in range(2):  # what was found may be removed for a newer one before it is read
+        before = store.step + 1
+        while found := latest(config.checkpoint.path, before=before).checkpoint:
+            try:
+                restore_records(config, found.step, store)
+            except DamagedCheckpoint:
+                before = found.step
+            else:
+                return found.step
     for arena in store.arenas:
         arena.records.fill(0)  # of what was half restored
     store.initialise()

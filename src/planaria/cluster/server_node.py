@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from planaria import kernels
@@ -29,6 +29,7 @@ from planaria.tables import make_arenas
 from planaria.wire.messages import Member, Message, Push
 
 REPORT_S = 0.2
+SAVES_COUNTED = 8  # of which is known what they lack; a lost server goes back to one of the last
 PAUSE_SHARE = 0.1
 MAX_PAUSE_S = 0.02
 
@@ -41,17 +42,29 @@ def resident_bytes() -> int:
 
 @dataclass
 class UpdateCount:
-    """How many row updates this process has made, and how many of them are in no save."""
+    """How many row updates this process has made; and by step of a save, how many it had made then,
+    and how many of them that save and those before it do not have.
+    """
 
     steps: int = 0
     total: int = 0
-    unsaved: int = 0
+    saves: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def note(self, pushes: Sequence[Push]) -> None:
-        rows = sum(len(index) for push in pushes for index in push.indices)
         self.steps += 1
-        self.total += rows
-        self.unsaved += rows
+        self.total += sum(len(index) for push in pushes for index in push.indices)
+
+    def saved(self, step: int, unsaved: int) -> None:
+        self.saves[step] = (self.total, unsaved)
+        for old in sorted(self.saves)[:-SAVES_COUNTED]:
+            del self.saves[old]
+
+    @property
+    def unsaved(self) -> int:
+        if not self.saves:
+            return self.total
+        total, unsaved = self.saves[max(self.saves)]
+        return unsaved + self.total - total
 
 
 class ServerNode(MemberNode):
@@ -122,11 +135,10 @@ class ServerNode(MemberNode):
             self._priority_saves += 1
             interval_ends = self._priority_saves >= round(1 / self.config.cpr.rho)
             saved = take_priorities(store, order, rule, interval_ends=interval_ends)
+        unsaved = self.updates.unsaved
         if saved.rows != "priority":
-            self._priority_saves = 0
-            self.updates.unsaved = 0
-        if isinstance(rule, Mfu):
-            self.updates.unsaved = rule.unsaved
+            self._priority_saves = unsaved = 0
+        self.updates.saved(step, rule.unsaved if isinstance(rule, Mfu) else unsaved)
         return saved
 
     def _begin_priorities(self) -> None:

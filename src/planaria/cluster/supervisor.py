@@ -125,6 +125,8 @@ class Supervisor:
         child = Child(member, role, process)
         self.children[member] = child
         assert process.stdout is not None
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)
         os.set_blocking(process.stdout.fileno(), False)
         self._selector.register(process.stdout, selectors.EVENT_READ, child)
         if self.coordinator and role != "coordinator":
@@ -152,10 +154,10 @@ class Supervisor:
     def _order(self, child: Child, **order: Any) -> None:
         assert child.process.stdin is not None
         try:
-            child.process.stdin.write(msgspec.json.encode(order) + b"\n")
-            child.process.stdin.flush()
-        except (BrokenPipeError, OSError):
-            pass  # its end is noticed elsewhere
+            os.write(child.process.stdin.fileno(), msgspec.json.encode(order) + b"\n")
+        except OSError:
+            # It has ended, which is noticed elsewhere, or it does not read: the last order holds.
+            pass
 
     def order_all(self, **order: Any) -> None:
         """To every process, and to those that are started later; the last of each key holds."""
@@ -175,8 +177,13 @@ class Supervisor:
         found: list[Event] = []
         for key, _ in self._selector.select(timeout_s):
             found += self._read(key.data)
-        for event in found:
-            self._react(event)
+        try:
+            for event in found:
+                self._react(event)
+        except OSError as error:
+            raise ClusterError(
+                f"the job in {self.folder} cannot go on: {error}; is the folder full, or gone?"
+            ) from None
         return found
 
     def _read(self, child: Child) -> list[Event]:

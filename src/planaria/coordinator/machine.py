@@ -239,6 +239,9 @@ class CoordinatorMachine:
         ]
         if lost and not self.partial:
             gone = sorted(set(range(len(self.install.servers))) - whole)
+            if not self.layout.r:
+                named = ", ".join(f"server:{place}" for place in gone)
+                return f"{named} was lost, and there is no parity to make that good"
             named = ", ".join(str(self.layout.groups[group].tolist()) for group in lost[:3])
             return (
                 f"more than {self.layout.r} servers of a group were lost: places {gone} are gone "
