@@ -235,12 +235,14 @@ class TrainerDoesNotFreeze(DoesNotFreeze, TrainerMachine):
 
 
 class KeepsAnswers(TrainerMachine):
-    """Rule 11: trainers drop unused answers."""
+    """Rule 11: trainers drop unused answers, and with them the votes of the view before."""
 
     def on_install(self, old: Install | None, new: Install) -> None:
         answers = {step: dict(places) for step, places in self.answers.items()}
+        votes = self.protected
         super().on_install(old, new)
         self.answers.update(answers)
+        self.protected = votes
         self._progress()
 
 
@@ -300,11 +302,12 @@ class AsksOnce(CoordinatorMachine):
             super()._retry(now)
 
 
-class EndsHalfRebuilt(CoordinatorMachine):
+class EndsHalfRebuilt(ServerMachine):
     """A bug that was found: the job ended while records were still to be rebuilt."""
 
-    def _rebuilding(self, member: Member) -> bool:
-        return False
+    @property
+    def done(self) -> bool:
+        return self.store is not None and self.step == self.job.steps and not self.frozen()
 
 
 class InstallsWithoutAddresses(CoordinatorMachine):

@@ -71,7 +71,7 @@ def test_harder_campaigns_hold_too(campaign: dict[str, Any]) -> None:
 
 
 class KillsAtTheEnd(World):
-    """Kills a server when the first trainer says that it is done."""
+    """Kills a server when the first member says that it is done."""
 
     def on_delivery(self, sender: Member, to: Member, message: Message) -> None:
         if type(message).__name__ == "Done" and not self.dead:
@@ -79,10 +79,10 @@ class KillsAtTheEnd(World):
 
 
 def test_a_server_that_dies_when_trainers_are_done_is_rebuilt_before_the_end() -> None:
-    """Unless nobody notices in time; then the others still have all of it (see `at_end`)."""
+    """The job does not end before all that live have told what they hold."""
     worlds = [KillsAtTheEnd(ToyJob(), seed, Faults(count=0)).run() for seed in range(40)]
     assert all(len(world.dead) == 1 for world in worlds)
-    assert {len(world.oracle.installs) for world in worlds} == {1, 2}
+    assert {len(world.oracle.installs) for world in worlds} == {2}
 
 
 # ---------------------------------------------------------------- the simulator itself
