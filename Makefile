@@ -12,9 +12,11 @@ train: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore-glob='*test_cluster*'
-	$(BIN)/python -m pytest $(wildcard tests/test_cluster*.py)
+	$(BIN)/python -m pytest tests/test_cluster.py tests/test_cluster_faults.py
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(filter-out tests/test_cluster.py \
+	    tests/test_cluster_faults.py,$(wildcard tests/test_cluster*.py))
 
-# kill -9 of everything, fifty times; `make test` does it three times.
+# kill -9 of everything, fifty times; `make test` does it twice.
 kills: $(INSTALLED)
 	PLANARIA_KILLS=50 $(BIN)/python -m pytest -s tests/test_cluster_kills.py
 

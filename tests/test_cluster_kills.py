@@ -23,7 +23,7 @@ from planaria.cluster.run import JobRun
 
 pytestmark = pytest.mark.torch
 
-KILLS = int(os.environ.get("PLANARIA_KILLS", "3"))
+KILLS = int(os.environ.get("PLANARIA_KILLS", "2"))
 SHAPE = ("servers=3", f"steps={150 * (KILLS + 1)}", "model.rows=2000", "data.test_samples=100")
 SAVES = ("checkpoint.every_steps=10", "checkpoint.policy=intermittent", "checkpoint.keep_last=2")
 LIMIT_S = 120.0

@@ -16,7 +16,7 @@ from planaria.schedule import parse_kill, resolve
 
 pytestmark = pytest.mark.torch
 
-SHAPE = ("steps=60", "servers=3", "trainers=1", "spares=1")
+SHAPE = ("steps=150", "servers=3", "trainers=1", "spares=1")
 
 
 @pytest.fixture(autouse=True)
@@ -68,10 +68,10 @@ def test_what_was_not_saved_is_lost_and_counted(undisturbed: str, tmp_path: Path
     assert report["rollbacks"] == []
     first, second = report["reloads"]
     assert first["saved_step"] == 0  # its initial values
-    assert second["saved_step"] in (20, 40)  # a disk may be slow
+    assert 0 < second["saved_step"] <= second["step"]  # a disk may be slow
     for reload in (first, second):
         lost = reload["step"] - reload["saved_step"]
-        assert reload["pls"] == pytest.approx(lost / (60 * 3))
+        assert reload["pls"] == pytest.approx(lost / (150 * 3))
     assert report["pls"] == pytest.approx(first["pls"] + second["pls"])
     assert report["pls_updates"] <= report["pls"] * 1.2  # what was said last, at most 0.2 s before
     assert all(failure["gap_ms"] > 0 for failure in report["failures"])
@@ -85,7 +85,7 @@ def test_beyond_the_budget_all_roll_back_also_under_a_new_coordinator(tmp_path: 
     report = run.run()
     assert len(report["reloads"]) == 1
     assert len(report["rollbacks"]) == 2  # and at every failure after that
-    assert {rollback["to_step"] for rollback in report["rollbacks"]} <= {20, 40}
+    assert all(rollback["to_step"] % 20 == 0 for rollback in report["rollbacks"])
     assert any("passed the budget" in line for line in lines)
     assert any("all roll back from step" in line for line in lines)
 
@@ -95,10 +95,10 @@ def test_half_of_the_servers_and_a_trainer_may_go_at_once(tmp_path: Path) -> Non
     report = run_killed(cpr(tmp_path, *shape), "server:any*2@30", "trainer:1@30").run()
     assert len(report["reloads"]) == 2
     assert report["rollbacks"] == []
-    assert report["steps"] == 60
+    assert report["steps"] == 150
 
 
-@pytest.mark.parametrize("variant", ["mfu", "ssu", "scar"])
+@pytest.mark.parametrize("variant", ["mfu", "scar"])
 def test_priority_saves_are_small_and_add_to_those_before(tmp_path: Path, variant: str) -> None:
     sets = ("steps=200", "checkpoint.every_steps=40", f"cpr.variant={variant}", "model.rows=3000")
     config = cpr(tmp_path, *sets, "cpr.target_pls=1", "checkpoint.keep_last=1")
