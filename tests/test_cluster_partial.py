@@ -79,7 +79,7 @@ def test_what_was_not_saved_is_lost_and_counted(undisturbed: str, tmp_path: Path
 
 def test_beyond_the_budget_all_roll_back_also_under_a_new_coordinator(tmp_path: Path) -> None:
     config = cpr(tmp_path, "checkpoint.every_steps=20", "cpr.target_pls=0.01")
-    run = run_killed(config, "server:0@10", "coordinator@25", "server:1@50", "server:2@55")
+    run = run_killed(config, "server:0@10", "coordinator@25", "server:1@50", "server:2@110")
     lines: list[str] = []
     run.observe = lambda line, progress: lines.append(line)
     report = run.run()

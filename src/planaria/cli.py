@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -23,7 +23,7 @@ from planaria.comparing.command import compare_command
 from planaria.config import CheckpointConfig, Config
 from planaria.display import Display, show_report
 from planaria.errors import ClusterError, ConfigError, LossError, PlanariaError
-from planaria.planning.command import plan
+from planaria.planning.command import leave, plan
 from planaria.schedule import Event, parse_freeze, parse_kill, resolve
 
 EXIT_FAILED = 1
@@ -102,7 +102,7 @@ def train(
     try:
         start = find_start(job, resume=resume)
     except ConfigError as error:
-        _leave(EXIT_CONFIG, str(error))
+        leave(EXIT_CONFIG, str(error))
     found = _run("training", job, schedule, report, start)
     show_report(console, found)
     _write(report, found)
@@ -124,7 +124,7 @@ def drill(
     _check_report(report)
     job, schedule = _read(config, sets, kill, freeze)
     if job.strategy != "erasure":
-        _leave(
+        leave(
             EXIT_CONFIG,
             f"strategy: expected erasure for a drill, got {job.strategy}; planaria compare shows "
             "what other strategies lose",
@@ -141,7 +141,7 @@ def drill(
     console.print(f"digest disturbed    {disturbed['digest']}")
     _write(report, {"undisturbed": undisturbed, "disturbed": disturbed})
     if undisturbed["digest"] != disturbed["digest"]:
-        _leave(EXIT_FAILED, "the digests differ: something was lost. Please report this.")
+        leave(EXIT_FAILED, "the digests differ: something was lost. Please report this.")
     console.print("[green]equal: not one bit was lost[/green]")
 
 
@@ -166,9 +166,9 @@ def scrub(
             folder = jobs[0]
         found = scrub_job(folder, deadline)
     except PlanariaError as error:
-        _leave(EXIT_FAILED, str(error))
+        leave(EXIT_FAILED, str(error))
     if not found.records:
-        _leave(EXIT_FAILED, f"the job in {folder} keeps no parity; there is nothing to verify")
+        leave(EXIT_FAILED, f"the job in {folder} keeps no parity; there is nothing to verify")
     console.print(f"{found.records:,} parity records verified, {found.wrong:,} wrong")
     if found.wrong:
         raise typer.Exit(EXIT_FAILED)
@@ -187,7 +187,7 @@ def _read(
         events += [parse_freeze(text) for text in freeze or ()]
         return job, resolve(events, job)
     except ConfigError as error:
-        _leave(EXIT_CONFIG, str(error))
+        leave(EXIT_CONFIG, str(error))
 
 
 def _run(
@@ -201,17 +201,17 @@ def _run(
     try:
         run = JobRun(job, schedule, display, start)
     except PlanariaError as error:
-        _leave(EXIT_CONFIG, str(error))
+        leave(EXIT_CONFIG, str(error))
     try:
         with display:
             return run.run()
     except KeyboardInterrupt:
         sentence = f"interrupted; all processes were stopped{run.saves.way_back(start.step)}"
         _write(report, run.report_failure(ClusterError(sentence)))
-        _leave(EXIT_INTERRUPTED, sentence)
+        leave(EXIT_INTERRUPTED, sentence)
     except PlanariaError as error:
         _write(report, run.report_failure(error))
-        _leave(EXIT_LOST if isinstance(error, LossError) else EXIT_FAILED, str(error))
+        leave(EXIT_LOST if isinstance(error, LossError) else EXIT_FAILED, str(error))
 
 
 def _check_report(path: Path | None) -> None:
@@ -219,9 +219,9 @@ def _check_report(path: Path | None) -> None:
     if path is None:
         return
     if path.is_dir():
-        _leave(EXIT_CONFIG, f"--report: expected a file, but {path} is a folder")
+        leave(EXIT_CONFIG, f"--report: expected a file, but {path} is a folder")
     if not path.resolve().parent.is_dir():
-        _leave(EXIT_CONFIG, f"--report: the folder of {path} does not exist")
+        leave(EXIT_CONFIG, f"--report: the folder of {path} does not exist")
 
 
 def _write(path: Path | None, report: dict[str, Any]) -> None:
@@ -234,14 +234,7 @@ def _write(path: Path | None, report: dict[str, Any]) -> None:
         else:
             write_atomically(path.resolve(), content)
     except OSError as error:
-        _leave(EXIT_FAILED, f"the run is done, but its report could not be written: {error}")
-
-
-def _leave(code: int, sentence: str) -> NoReturn:
-    Console(stderr=True, highlight=False).print(
-        f"error: {sentence}", style="red", soft_wrap=True, markup=False
-    )
-    raise typer.Exit(code)
+        leave(EXIT_FAILED, f"the run is done, but its report could not be written: {error}")
 
 
 def main() -> None:

@@ -100,6 +100,8 @@ class JobRun:
         self.last_progress = time.monotonic()
 
     def run(self) -> dict[str, Any]:
+        for note in filter(None, (*self.start.notes, self.decision)):
+            self.observe(note, self.progress)
         while self._attempt():
             self._roll_back()
         self.saves.close()
@@ -107,8 +109,6 @@ class JobRun:
 
     def _attempt(self) -> str | None:
         """From the start to the end, or to a loss that the survivors cannot make good: which."""
-        for note in filter(None, (*self.start.notes, self.decision)):
-            self.observe(note, self.progress)
         config = self.config
         with Supervisor(config, self.start.step) as supervisor:
             self.observe(
