@@ -119,6 +119,7 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
             "mode": draw(st.sampled_from(["async", "sync"])),
             "policy": draw(st.sampled_from(["full", "one-shot", "consecutive", "intermittent"])),
             "every_s": every_s,
+            "last_step": draw(st.sampled_from(["save", "if_due"])),
         },
         "threads": {"server": draw(whole), "trainer": draw(whole)},
         "cpr": {

@@ -31,6 +31,7 @@ ORDER = [
     "wire",
     "server",
     "trainer",
+    "exporting",
     "coordinator",
     "simulator",
     "cluster",

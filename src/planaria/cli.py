@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
+from rich.progress import Progress
 
 import planaria
 from planaria import kernels
@@ -23,6 +24,7 @@ from planaria.comparing.command import compare_command
 from planaria.config import CheckpointConfig, Config
 from planaria.display import Display, show_report
 from planaria.errors import ClusterError, ConfigError, LossError, PlanariaError
+from planaria.exporting import export, open_model
 from planaria.planning.command import leave, plan
 from planaria.schedule import Event, parse_freeze, parse_kill, resolve
 
@@ -172,6 +174,28 @@ def scrub(
     console.print(f"{found.records:,} parity records verified, {found.wrong:,} wrong")
     if found.wrong:
         raise typer.Exit(EXIT_FAILED)
+
+
+@app.command("export")
+def export_command(
+    checkpoints: Annotated[str, typer.Argument(help="checkpoint.path of a job: a folder or URL.")],
+    out: Annotated[Path, typer.Argument(help="A folder that does not exist yet.")],
+    step: Annotated[int | None, typer.Option(help="Of which step; without, the newest.")] = None,
+) -> None:
+    """Write a trained model out of its checkpoint, as files that NumPy reads.
+
+    OUT gets tables/NAME.npy, float32[rows, dim]; dense.npz with the weights and biases of both
+    MLPs; and model.json, which says what they are. Every byte that is used is checked.
+    """
+    try:
+        checkpoint = open_model(checkpoints, step)
+        rows = sum(table.rows for table in checkpoint.manifest.tables)
+        with Progress(console=console) as bar:
+            task = bar.add_task(f"step {checkpoint.step}", total=rows)
+            export(checkpoint, out, lambda more: bar.advance(task, more))
+    except PlanariaError as error:
+        leave(EXIT_FAILED, str(error))
+    console.print(f"step {checkpoint.step}, {rows:,} rows: {out}")
 
 
 app.command()(plan)

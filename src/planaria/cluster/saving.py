@@ -84,6 +84,7 @@ class PartSaver:
         bits = config.checkpoint.bits
         self._encodings = [make_encoding(bits, arena.dim, arena.words) for arena in arenas]
         self.every = config.save_every_steps
+        self._last_step = config.steps if config.saves_last_step else None
         self._folder = config.checkpoint.path
         self._sync = config.checkpoint.mode == "sync"
         self._say = say
@@ -98,17 +99,16 @@ class PartSaver:
         """The step to save now, if one was reached since the last call; the latest of them."""
         if step > 0 and self._first is None:
             self._first = step
-        if not self.every:
-            wanted: int = self._told.get("save_at", 0)
-            if not self._seen < wanted <= step:
-                return None
-            self._seen = wanted
-            return wanted
-        if step <= self._seen:
+        if step == self._last_step:
+            wanted = step
+        elif self.every:
+            wanted = step - step % self.every
+        else:
+            wanted = self._told.get("save_at", 0)
+        if not max(self._seen, 0) < wanted <= step:
             return None
-        last, self._seen = self._seen, step
-        found = step - step % self.every
-        return found if found > max(last, 0) else None
+        self._seen = wanted
+        return wanted
 
     def missed(self, step: int, place: int) -> None:
         """A step was due that is over here.

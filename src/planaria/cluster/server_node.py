@@ -128,6 +128,8 @@ class ServerNode(MemberNode):
         """What this save has of the records, as they are now."""
         order = BaseOrder(**self.told.get("base", {}))
         rule = self.priorities if self.told.get("partial", True) else None
+        if self.config.saves_last_step and step == self.config.steps:
+            rule = None  # the trained model: all rows of one step
         if rule is None:
             full = self.config.checkpoint.policy == "full"
             saved = take_records(store, step, None if full else order)

@@ -153,7 +153,14 @@ class Emulation:
         """The job under a strategy; checked, as it is made of parts that never met."""
         chosen, every = STRATEGIES[name], self.every_steps(name, job)
         # Saves hold training up, because they are charged as if they did; so each is whole at once.
-        saves = replace(job.checkpoint, path=folder, every_steps=every, every_s=None, mode="sync")
+        saves = replace(
+            job.checkpoint,
+            path=folder,
+            every_steps=every,
+            every_s=None,
+            mode="sync",
+            last_step="if_due",
+        )
         made = replace(
             job,
             strategy=chosen.kind,

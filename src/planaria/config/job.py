@@ -134,6 +134,7 @@ class CheckpointConfig:
     mode: Annotated[str, choice("async", "sync")] = "async"
     policy: Annotated[Policy, choice(*POLICIES)] = "full"
     every_s: Annotated[float | str | None, or_null(auto_or(POSITIVE))] = None
+    last_step: Annotated[str, choice("save", "if_due")] = "save"
 
     @property
     def saves(self) -> bool:
@@ -226,8 +227,13 @@ class Config:
 
     @property
     def saves(self) -> bool:
-        """Whether the job saves by itself, now and then."""
-        return self.checkpoint.saves or self.strategy == "cpr"
+        """Whether the job saves by itself: now and then, or in the end."""
+        return self.checkpoint.saves or self.strategy == "cpr" or self.saves_last_step
+
+    @property
+    def saves_last_step(self) -> bool:
+        """Whether the trained model is saved, whatever is due by then."""
+        return self.checkpoint.path is not None and self.checkpoint.last_step == "save"
 
     @property
     def saves_priorities(self) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +49,18 @@ class Layer(NamedTuple):
     @property
     def parameters(self) -> int:
         return (self.inputs + 1) * self.outputs
+
+
+def dlrm_layers(
+    tables: int, dim: int, bottom: Sequence[int], top: Sequence[int], dense_features: int = 13
+) -> list[Layer]:
+    """Those of the bottom MLP, which ends in dim, and of the top MLP, which ends in 1.
+
+    bottom, top: the hidden layers.
+    """
+    pairs = (tables + 1) * tables // 2
+    sizes = ([dense_features, *bottom, dim], [dim + pairs, *top, 1])
+    return [Layer(*pair) for of_mlp in sizes for pair in pairwise(of_mlp)]
 
 
 def initial_weights(layers: Sequence[Layer], seed: int) -> Floats:

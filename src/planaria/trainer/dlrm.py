@@ -15,7 +15,6 @@ line matters too; hence `bind` asks for alignment and `forward` copies to torch'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,7 +24,7 @@ import torch.nn.functional as F  # noqa: N812
 from planaria.errors import ArgumentError
 from planaria.kernels.checks import array, require
 from planaria.kernels.types import Floats
-from planaria.trainer.dense import ALIGNMENT_BYTES, Layer, initial_weights
+from planaria.trainer.dense import ALIGNMENT_BYTES, dlrm_layers, initial_weights
 
 Parameters: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
 """Per layer: weights [outputs, inputs], biases [outputs]."""
@@ -56,15 +55,11 @@ class DLRM:
         self.tables = tables
         self.dim = dim
         self.dense_features = dense_features
-        vectors = tables + 1
-        pairs = vectors * tables // 2
-        self.layers = [
-            *(Layer(*sizes) for sizes in pairwise([dense_features, *bottom, dim])),
-            *(Layer(*sizes) for sizes in pairwise([dim + pairs, *top, 1])),
-        ]
+        self.layers = dlrm_layers(tables, dim, bottom, top, dense_features)
         self.parameters = sum(layer.parameters for layer in self.layers)
         self._bottom_layers = len(bottom) + 1
         self._bound: Parameters = []
+        vectors = tables + 1
         row, column = torch.tril_indices(vectors, vectors, offset=-1)
         self._lower_triangle = row * vectors + column
 

@@ -1,0 +1,118 @@
+"""A trained model out of its checkpoint, as files that NumPy reads.
+
+    model.json              step, samples, and name, rows and dim of each table
+    tables/NAME.npy         float32[rows, dim]
+    dense.npz               bottom.0.weight [outputs, inputs], bottom.0.bias, ..., top.0.weight, ...
+
+Rows are streamed into files that are mapped, so a model may be larger than the memory.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from planaria.checkpoints import Checkpoint, Piece, latest
+from planaria.checkpoints.folders import AnyFolder
+from planaria.config import Config
+from planaria.errors import CheckpointError
+from planaria.layout import Layout
+from planaria.tables import Arena
+from planaria.trainer.dense import dlrm_layers
+
+_ALONE = Layout.fresh(1, 0, 1)  # one place that holds all rows
+
+
+def open_model(folder: AnyFolder, step: int | None = None) -> Checkpoint:
+    """The checkpoint of a step, or the newest whole one."""
+    if step is not None:
+        return Checkpoint(folder, step)
+    found = latest(folder)
+    if found.checkpoint is None:
+        why = "".join(f"; step {one.step}: {one.problem}" for one in found.passed_over)
+        raise CheckpointError(f"{folder} has no whole checkpoint{why}")
+    return found.checkpoint
+
+
+def export(
+    checkpoint: Checkpoint, out: Path, progress: Callable[[int], None] = lambda rows: None
+) -> None:
+    """Writes the model to `out`, which must not exist. It appears when it is complete.
+
+    progress: told how many more rows are written.
+    """
+    if out.exists():
+        raise CheckpointError(f"{out} exists; name a folder that does not")
+    if not out.absolute().parent.is_dir():
+        raise CheckpointError(f"the folder of {out} does not exist")
+    room = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.absolute().parent))
+    try:
+        _write_tables(checkpoint, room / "tables", progress)
+        np.savez(room / "dense.npz", **_dense_arrays(checkpoint))
+        (room / "model.json").write_bytes(
+            msgspec.json.format(msgspec.json.encode(_facts(checkpoint))) + b"\n"
+        )
+        room.chmod(0o755)
+        os.rename(room, out)
+    except OSError as error:
+        raise CheckpointError(f"the model could not be written to {out}: {error}") from error
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
+
+
+def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
+    manifest = checkpoint.manifest
+    return {
+        "step": manifest.step,
+        "samples": manifest.samples,
+        "tables": [
+            {"name": table.name, "rows": table.rows, "dim": table.dim} for table in manifest.tables
+        ],
+    }
+
+
+def _write_tables(checkpoint: Checkpoint, folder: Path, progress: Callable[[int], None]) -> None:
+    folder.mkdir()
+    tables: list[Any] = [
+        np.lib.format.open_memmap(
+            folder / f"{table.name}.npy", "w+", np.float32, (table.rows, table.dim)
+        )
+        for table in checkpoint.manifest.tables
+    ]
+    for piece in checkpoint.read(_ALONE, 0):
+        _put(checkpoint.arenas[piece.arena], piece, tables)
+        progress(len(piece.index))
+    for table in tables:
+        table.flush()
+
+
+def _put(arena: Arena, piece: Piece, tables: list[Any]) -> None:
+    weights = np.ascontiguousarray(piece.records[:, : arena.dim]).view(np.float32)
+    rows = _ALONE.arena(arena.rows).row_at(0, piece.index)
+    which = np.searchsorted(arena.first_rows, rows, side="right") - 1
+    for number in np.unique(which):
+        some = np.flatnonzero(which == number)
+        tables[int(arena.table_ids[number])][rows[some] - arena.first_rows[number]] = weights[some]
+
+
+def _dense_arrays(checkpoint: Checkpoint) -> dict[str, Any]:
+    """By name, float32."""
+    config = Config.from_dict(checkpoint.manifest.config)
+    model = config.model
+    rest = checkpoint.dense()["dense"].view(np.float32)
+    layers = dlrm_layers(len(config.tables), model.dim, model.bottom, model.top)
+    names = [f"bottom.{i}" for i in range(len(model.bottom) + 1)]
+    names += [f"top.{i}" for i in range(len(model.top) + 1)]
+    found: dict[str, Any] = {}
+    for name, (inputs, outputs) in zip(names, layers, strict=True):
+        weights, biases, rest = np.split(rest, [inputs * outputs, (inputs + 1) * outputs])
+        found[f"{name}.weight"] = weights.reshape(outputs, inputs)
+        found[f"{name}.bias"] = biases
+    return found
