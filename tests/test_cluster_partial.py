@@ -110,6 +110,8 @@ def test_priority_saves_are_small_and_add_to_those_before(tmp_path: Path, varian
     # A server that was told late, or replaced, writes all of its records.
     assert statistics.median(one["bytes"] for one in later) < saved[0]["bytes"] / 4
     assert all(one["base"] for one in later)
+    last = saved[-1]  # the trained model
+    assert (last["step"], last["rows"], last["base"]) == (200, "all", [])
     (reload,) = report["reloads"]
     assert 0 < reload["saved_step"] <= reload["step"]
     assert reload["pls"] > 0
