@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cluster_jobs import BeatenRun, leaving_nothing, tiny
 
+from planaria.cluster.resuming import find_start
 from planaria.cluster.run import JobRun
 from planaria.cluster.supervisor import Event, Supervisor
 from planaria.config import Config
@@ -88,6 +90,10 @@ def test_beyond_the_budget_all_roll_back_also_under_a_new_coordinator(tmp_path: 
     assert all(rollback["to_step"] % 20 == 0 for rollback in report["rollbacks"])
     assert any("passed the budget" in line for line in lines)
     assert any("all roll back from step" in line for line in lines)
+    longer = replace(config, steps=200)
+    resumed = JobRun(longer, start=find_start(longer, resume=True))
+    assert resumed.config.strategy == "checkpoint"  # the budget stays passed
+    assert resumed.saves.extra["pls"] == report["pls"]
 
 
 def test_half_of_the_servers_and_a_trainer_may_go_at_once(tmp_path: Path) -> None:

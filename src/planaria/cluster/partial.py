@@ -178,6 +178,10 @@ class Losses:
             f"{config.cpr.target_pls:g}, by updates {self.pls_updates:.4f}"
         )
 
+    def to_save(self) -> dict[str, float]:
+        """What a checkpoint remembers, for a job that is resumed."""
+        return {"pls": self.pls, "pls_updates": self.pls_updates} if self.pls else {}
+
     def passes_budget(self) -> bool:
         """Whether the budget was passed just now."""
         passed = not self.over_budget and self.pls > self.config.cpr.target_pls

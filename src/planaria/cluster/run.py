@@ -77,6 +77,10 @@ class JobRun:
         """start: where the job begins, as planaria.cluster.resuming finds it."""
         self.strategy = config.strategy
         config, self.decision = settle(config)
+        self.losses_of_rows = Losses(config, start.pls, start.pls_updates)
+        if config.strategy == "cpr" and self.losses_of_rows.passes_budget():
+            config = replace(config, strategy="checkpoint")
+            self.decision = "the lost samples have passed the budget: at a failure all roll back"
         self.config = config
         self.start = start
         self.resumed_from = start.step or None
@@ -84,6 +88,7 @@ class JobRun:
         self.observe = observe
         self.progress = Progress(step=start.step)
         self.saves = Saves(config, self._observe_save, start.step)
+        self.saves.extra = self.losses_of_rows.to_save()
         self.digests: dict[str, Digest] = {}
         self.left: set[Member] = set()
         self.memory: dict[str, tuple[int, int]] = {}
@@ -95,7 +100,6 @@ class JobRun:
         self.rollbacks: list[dict[str, int]] = []
         self.scrubs: dict[int, int] = {}  # round -> wrong records
         self.scrubbed_records = 0
-        self.losses_of_rows = Losses(config, start.pls, start.pls_updates)
         self.wakes: list[tuple[float, Member]] = []
         self.last_progress = time.monotonic()
 
@@ -312,7 +316,7 @@ class JobRun:
         since = max(counted, min(self.start.step, saved))
         losses = self.losses_of_rows
         self.observe(losses.on_reloaded(event.facts, since), self.progress)
-        self.saves.extra = {"pls": losses.pls, "pls_updates": losses.pls_updates}
+        self.saves.extra = losses.to_save()
         self._on_rebuilt(event)
         self.last_progress = time.monotonic()
         if losses.passes_budget():
