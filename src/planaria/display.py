@@ -93,7 +93,7 @@ class Display:
 
 
 def _quality(progress: Progress) -> str:
-    found = [f"loss {progress.loss:.4f}"]
+    found = [f"training loss {progress.loss:.4f}"]
     if progress.auc is not None:
         found.append(f"AUC {progress.auc:.3f}")
     if progress.normalized_entropy is not None:

@@ -24,6 +24,10 @@ from planaria.server.digest import Digest
 from planaria.wire.messages import Member
 
 POLL_S = 0.05
+NOTHING_SAVED = (
+    "; nothing was saved: a job bears this with more parity, or with checkpoint.path and "
+    "checkpoint.every_steps"
+)
 RESTORED_BYTES_PER_S = 10_000_000  # the slowest storage that a checkpoint may be restored from
 
 
@@ -136,7 +140,7 @@ class JobRun:
         self.saves.close()
         start = roll_back_to(config)
         if start is None or lost_at == self.start.step:  # nothing, or not one step since it
-            raise LossError(self.failure + self.saves.way_back(self.start.step))
+            raise LossError(self.failure + (self.saves.way_back(self.start.step) or NOTHING_SAVED))
         self.observe(
             f"{self.failure}; all roll back from step {lost_at} to {start.step}", self.progress
         )
