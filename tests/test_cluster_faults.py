@@ -50,6 +50,29 @@ def folder() -> Iterator[Path]:
         yield folder
 
 
+# ---------------------------------------------------------------------------- the nursery
+
+
+def test_trainers_are_children_of_the_supervisor_with_and_without_a_nursery() -> None:
+    struck: list[str] = []
+    parents: dict[str, int] = {}
+
+    def strike(supervisor: Supervisor, event: Event) -> None:
+        if event.name == "ready":
+            pid = supervisor.children[event.member].process.pid
+            parents[event.member] = int(Path(f"/proc/{pid}/stat").read_text().split()[3])
+        if event.name == "step" and event.facts["step"] >= 20 and not struck:
+            assert supervisor._nursery
+            os.kill(supervisor._nursery.pid, signal.SIGKILL)
+            struck.append(run.progress.trainers[0])
+            supervisor.kill(struck[0])
+
+    run = BeatenRun(tiny("trainers=2", "parity=1"), on_event=strike)
+    assert run.run()["digest"] == undisturbed("trainers=2")
+    assert run.killed == struck
+    assert parents == dict.fromkeys(["trainer-0", "trainer-1", "trainer-2"], os.getpid())
+
+
 # ---------------------------------------------------------------------------- frozen
 
 
@@ -82,8 +105,13 @@ def test_a_trainer_that_was_started_in_vain_has_no_say_in_the_digest() -> None:
 
     The one too many reported the digest of a network that it had never trained.
     """
+
+    def close_nursery(supervisor: Supervisor, event: Event) -> None:
+        if event.name == "step":
+            supervisor._close_nursery()  # a trainer starts too fast with it
+
     config = tiny("servers=2", "parity=1", "cluster.deadline_s=1.1")
-    run = BeatenRun(config, [Blow(10, ("trainer:1",))])
+    run = BeatenRun(config, [Blow(10, ("trainer:1",))], on_event=close_nursery)
     assert run.run()["digest"] == undisturbed()
     assert len(run.of("spawn")) >= 2  # a control: it did happen
 
@@ -223,7 +251,7 @@ def test_a_signal_to_the_supervisor_leaves_nothing_behind(
         else:
             while int(driver.stdout.readline()) < 5:
                 pass
-            assert len(processes_of(folder)) == 7  # one coordinator, one spare, one shadow
+            assert len(processes_of(folder)) == 8  # a coordinator, spare, shadow and nursery
         driver.send_signal(number)
         driver.communicate(timeout=30)
         assert driver.returncode in (-number, 1)
@@ -234,7 +262,7 @@ def test_a_signal_to_the_supervisor_leaves_nothing_behind(
 def test_an_exception_in_the_parent_leaves_nothing_behind(folder: Path) -> None:
     def fail(supervisor: Supervisor, event: Event) -> None:
         if event.name == "step":
-            assert len(processes_of(folder)) == 7
+            assert len(processes_of(folder)) == 8
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

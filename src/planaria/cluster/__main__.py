@@ -1,6 +1,6 @@
 """One process of a job: python -m planaria.cluster ROLE FOLDER MEMBER [NUMBER].
 
-Started by the supervisor, never by hand.
+Started by the supervisor, never by hand. ROLE `nursery` has no member; see cluster.nursery.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from typing import NoReturn
 
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import EXIT_FAILED, EXIT_FENCED, EXIT_ORPHAN, EXIT_REFUSED
+from planaria.cluster.nursery import serve
 from planaria.coordinator.machine import FENCED
 from planaria.errors import CheckpointError, DataError
+from planaria.wire.messages import Member
 
 PR_SET_PDEATHSIG = 1
 
@@ -36,16 +38,30 @@ def _end(code: int) -> NoReturn:
 
 
 def main() -> int:
-    role, folder, member, *number = sys.argv[1:]
+    role, folder, *rest = sys.argv[1:]
     files = JobFiles(Path(folder))
-    # However the supervisor ends, the kernel tells us. The coordinator stays to clean up; if it is
-    # frozen, it is woken for that.
-    told = signal.SIGCONT if role == "coordinator" else signal.SIGKILL
+    if role == "nursery":
+        _end_with_the_supervisor(signal.SIGKILL)
+        if supervisor_is_gone():
+            return EXIT_ORPHAN
+        serve(lambda member, number: work("trainer", files, member, number))
+        return 0
+    member, *number = rest
+    return work(role, files, member, int(number[0]) if number else None)
+
+
+def _end_with_the_supervisor(told: signal.Signals) -> None:
+    """However it ends, the kernel tells us. Ctrl-C is its to handle."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, told)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def work(role: str, files: JobFiles, member: Member, number: int | None) -> int:
+    """What a process does until its end; returns its exit code."""
+    # The coordinator stays to clean up; if it is frozen, it is woken for that.
+    _end_with_the_supervisor(signal.SIGCONT if role == "coordinator" else signal.SIGKILL)
     if role != "coordinator" and supervisor_is_gone():
         return EXIT_ORPHAN
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle
-    place = int(number[0]) if number else None
     try:
         if role == "coordinator":
             from planaria.cluster.coordinator_node import CoordinatorNode
@@ -55,11 +71,11 @@ def main() -> int:
         if role == "server":
             from planaria.cluster.server_node import ServerNode
 
-            reason = ServerNode(files, member, place).run()
+            reason = ServerNode(files, member, number).run()
         else:
             from planaria.cluster.trainer_node import TrainerNode
 
-            reason = TrainerNode(files, member, place).run()
+            reason = TrainerNode(files, member, number).run()
     except (DataError, CheckpointError) as error:  # nothing that a traceback would explain
         print(error, file=sys.stderr)
         _end(EXIT_REFUSED)

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from planaria.cluster.files import JobFiles, write_atomically
+from planaria.cluster.nursery import Forked, Nursery
 from planaria.config import Config
 from planaria.errors import ClusterError
 from planaria.wire.messages import Member
@@ -37,7 +38,7 @@ MAX_LINE = 1 << 26
 class Child:
     member: Member
     role: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     address: str = ""
     buffer: bytearray = field(default_factory=bytearray)
     log: deque[str] = field(default_factory=lambda: deque(maxlen=50))
@@ -75,11 +76,15 @@ class Supervisor:
         self._names = {"server": config.servers, "trainer": config.ranks, "coordinator": 0}
         self._suspects: list[Member] = []
         self._standing: dict[str, Any] = {}  # orders that hold for whoever is started later, too
+        self._nursery: Nursery | None = None
 
     def __enter__(self) -> Supervisor:
         try:
             encrypt = self.config.cluster.encrypted
             self.files.create(self.config.to_dict(), encrypt=encrypt, start=self.start)
+            self._nursery = Nursery(
+                self._command("nursery"), self._environment("trainer"), self.folder / "nursery.log"
+            )
             self._start_coordinator()
             for place in range(self.config.servers):
                 self._start("server", f"server-{place}", place)
@@ -100,28 +105,45 @@ class Supervisor:
 
     # ------------------------------------------------------------------ starting
 
-    def _start(self, role: str, member: Member, number: int | None = None) -> Child:
+    def _command(self, role: str, *more: str) -> list[str]:
+        return [sys.executable, "-m", "planaria.cluster", role, str(self.folder), *more]
+
+    def _environment(self, role: str) -> dict[str, str]:
         threads = self.config.threads
         count = threads.trainer if role == "trainer" else threads.server
-        environment = {
+        return {
             **os.environ,
             "OMP_NUM_THREADS": str(count),
             "MKL_NUM_THREADS": str(count),
             "OMP_WAIT_POLICY": "passive",
         }
-        arguments = [sys.executable, "-m", "planaria.cluster", role, str(self.folder), member]
-        if number is not None:
-            arguments.append(str(number))
-        log = (self.folder / f"{member}.log").open("wb")
-        process = subprocess.Popen(
-            arguments,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=environment,
-            start_new_session=True,  # Ctrl-C reaches the supervisor alone
-        )
-        log.close()
+
+    def _spawn(
+        self, role: str, member: Member, number: int | None
+    ) -> subprocess.Popen[bytes] | Forked:
+        path = self.folder / f"{member}.log"
+        if role == "trainer" and self._nursery:
+            if forked := self._nursery.fork((member, number), path):
+                return forked
+            self._close_nursery()
+        more = [] if number is None else [str(number)]
+        with path.open("wb") as log:
+            return subprocess.Popen(
+                self._command(role, member, *more),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._environment(role),
+                start_new_session=True,  # Ctrl-C reaches the supervisor alone
+            )
+
+    def _close_nursery(self) -> None:
+        if self._nursery:
+            self._nursery.close()
+            self._nursery = None
+
+    def _start(self, role: str, member: Member, number: int | None = None) -> Child:
+        process = self._spawn(role, member, number)
         child = Child(member, role, process)
         self.children[member] = child
         assert process.stdout is not None
@@ -270,6 +292,7 @@ class Supervisor:
         """Ends every process, politely first, and removes the folder."""
         for child in self.children.values():
             _close_input(child)
+        self._close_nursery()
         deadline = time.monotonic() + STOP_S
         for child in self.children.values():
             try:
