@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Protocol, TypeAlias, cast
 from planaria.checkpoints.direct import DirectFile
 from planaria.errors import CheckpointError
 
-READ_BUFFER_BYTES = 128 << 10  # serves headers; payloads go past it
+READ_BUFFER_BYTES = 4 << 10  # serves headers; payloads go past it
 
 
 class Folder(Protocol):
@@ -103,6 +103,7 @@ class LocalFolder:
 
     def open_read(self, name: str) -> io.BufferedIOBase:
         file = (self.path / name).open("rb", buffering=READ_BUFFER_BYTES)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)  # reads further ahead
         return cast(io.BufferedIOBase, file)
 
     def open_write(self, name: str) -> BinaryIO:
