@@ -306,49 +306,6 @@ def test_a_difference_is_not_published_on_top_of_something_else(folder: Path) ->
     model.save(folder, 4, LAYOUT, base=[2, 3], changed=model.train())  # control
 
 
-# ---------------------------------------------------------------------------- other threads read
-
-
-def broken(descriptor: int, views: list[memoryview], position: int) -> int:
-    raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-
-@pytest.mark.parametrize(
-    ("read", "message"),
-    [
-        (broken, "cannot be read: .*Input/output error"),
-        (lambda *call: 0, "the file ends in the middle of it"),
-        (lambda descriptor, views, position: views[0].nbytes, "do not match their checksum"),
-    ],
-)
-def test_what_other_threads_could_not_read_is_named(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    read: Callable[[int, list[memoryview], int], int],
-    message: str,
-) -> None:
-    monkeypatch.setattr(os, "preadv", read)
-    with pytest.raises(DamagedCheckpoint, match=rf"chunk 0 of place-00001-.*{message}"):
-        restored(Checkpoint(folder, 2), Model().arenas, LAYOUT, 1)
-
-
-def test_a_read_that_brings_little_is_continued(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[int] = []
-
-    def read_little(descriptor: int, views: list[memoryview], position: int) -> int:
-        calls.append(position)
-        return preadv(descriptor, [views[0][:100]], position)
-
-    preadv = os.preadv
-    expected = restored(Checkpoint(folder, 2), Model().arenas, LAYOUT, 1)
-    monkeypatch.setattr(os, "preadv", read_little)
-    found = restored(Checkpoint(folder, 2), Model().arenas, LAYOUT, 1)
-    assert len(calls) > 2
-    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
 # ---------------------------------------------------------------------------- a full disk
 
 

@@ -1,4 +1,4 @@
-"""Files written past the page cache hold what was written, also where that way is closed."""
+"""Local files: written past the page cache, also where that way is closed, and read by threads."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from checkpoint_jobs import Model, restored
 
-from planaria.checkpoints import PartWriter
+from planaria import Layout
+from planaria.checkpoints import Checkpoint, PartWriter
 from planaria.checkpoints.direct import BLOCK_BYTES, DirectFile
-from planaria.errors import CheckpointError
+from planaria.errors import CheckpointError, DamagedCheckpoint
 
+LAYOUT = Layout.fresh(3, 1)
 SIZES = [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES + 77]
 
 
@@ -90,3 +93,48 @@ def test_a_disk_that_is_full_after_some_blocks_is_named_and_leaves_no_file(
         assert list((tmp_path / "step-00000004").iterdir()) == []
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+# ---------------------------------------------------------------------------- other threads read
+
+
+def broken(descriptor: int, views: list[memoryview], position: int) -> int:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (broken, "cannot be read: .*Input/output error"),
+        (lambda *call: 0, "the file ends in the middle of it"),
+        (lambda descriptor, views, position: views[0].nbytes, "do not match their checksum"),
+    ],
+)
+def test_what_other_threads_could_not_read_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    read: Callable[[int, list[memoryview], int], int],
+    message: str,
+) -> None:
+    Model().save(tmp_path, 2, LAYOUT)
+    monkeypatch.setattr(os, "preadv", read)
+    with pytest.raises(DamagedCheckpoint, match=rf"chunk 0 of place-00001-.*{message}"):
+        restored(Checkpoint(tmp_path, 2), Model().arenas, LAYOUT, 1)
+
+
+def test_a_read_that_brings_little_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def read_little(descriptor: int, views: list[memoryview], position: int) -> int:
+        calls.append(position)
+        return preadv(descriptor, [views[0][:100]], position)
+
+    preadv = os.preadv
+    Model().save(tmp_path, 2, LAYOUT)
+    expected = restored(Checkpoint(tmp_path, 2), Model().arenas, LAYOUT, 1)
+    monkeypatch.setattr(os, "preadv", read_little)
+    found = restored(Checkpoint(tmp_path, 2), Model().arenas, LAYOUT, 1)
+    assert len(calls) > 2
+    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import zlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +28,7 @@ from planaria.checkpoints.chunks import (
 from planaria.checkpoints.folders import Folder
 from planaria.checkpoints.manifest import PartSummary
 from planaria.errors import DamagedCheckpoint
+from planaria.kernels import saves
 from planaria.kernels.types import Bytes
 
 
@@ -121,7 +121,7 @@ class PartReader:
         self._read_into(key)
         self._read_into(payload)
         self._left = 0
-        if zlib.crc32(payload.data, zlib.crc32(key.data)) != chunk.checksum:
+        if saves.crc32(payload, saves.crc32(key)) != chunk.checksum:
             self._damaged("its bytes do not match their checksum")
         return key, payload
 
@@ -138,7 +138,7 @@ class PartReader:
         else:
             self._read_into(out)
             self._left = 0
-            found = self._pool.submit(zlib.crc32, out.data)
+            found = self._pool.submit(saves.crc32, out)
         self._checks.append(_Check(self._number, found, chunk.checksum))
         if len(self._checks) > IN_FLIGHT:
             self._await_check()
@@ -218,7 +218,7 @@ def _read_at(descriptor: int, position: int, out: Bytes) -> int | None:
             return None
         position += count
         view = view[count:]
-    return zlib.crc32(out.data)
+    return saves.crc32(out)
 
 
 def verify_part(folder: Folder, step: int, part: PartSummary) -> None:
