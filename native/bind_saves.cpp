@@ -1,6 +1,6 @@
-// What saving needs: records in fewer bits, which rows to save first, and what rows were before a
-// step. The same rules hold as for a server's functions: the caller owns all arrays, all are
-// checked before anything is written, and the work is done without the GIL.
+// What saving needs: records in fewer bits, which rows to save first, what rows were before a
+// step, and checksums. The same rules hold as for a server's functions: the caller owns all arrays,
+// all are checked before anything is written, and the work is done without the GIL.
 #include <algorithm>
 #include <atomic>
 
@@ -178,6 +178,11 @@ void overlay(Records chunk, size_t first, Index index, ConstRecords values) {
     }
 }
 
+uint32_t crc32(ConstBytes content, uint32_t before) {
+    nb::gil_scoped_release release;
+    return kernels().crc32(before, content.data(), content.shape(0));
+}
+
 }  // namespace
 
 void bind_saves(nb::module_& m) {
@@ -192,6 +197,7 @@ void bind_saves(nb::module_& m) {
     m.def("marked", &list_bits);
     m.def("preserve", &preserve);
     m.def("overlay", &overlay);
+    m.def("crc32", &crc32);
 }
 
 }  // namespace planaria

@@ -11,7 +11,8 @@ bool cpu_has(const char* name) {
     if (!std::strcmp(name, "portable")) return true;
 #ifdef PLANARIA_X86
     __builtin_cpu_init();
-    if (!std::strcmp(name, "avx2")) return __builtin_cpu_supports("avx2");
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("pclmul")) return false;
+    if (!std::strcmp(name, "avx2")) return true;
     if (!std::strcmp(name, "gfni"))
         return __builtin_cpu_supports("gfni") && __builtin_cpu_supports("avx512f") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&

@@ -116,6 +116,8 @@ struct KernelTable {
     // out[i] = squared L2 distance between the first dim floats of records[i] and saved[i]
     void (*row_distances)(const uint32_t* records, size_t words, const uint32_t* saved,
                           size_t saved_words, size_t dim, float* out, size_t begin, size_t end);
+    // zlib's CRC-32 of `count` bytes behind those whose checksum is `crc`
+    uint32_t (*crc32)(uint32_t crc, const uint8_t* bytes, size_t count);
 };
 
 extern const KernelTable portable_kernels;

@@ -1,6 +1,7 @@
 // Compiled once per SIMD level, each time with that level's compiler flags. Everything but the
 // table has internal linkage: an inline function shared with another level could be linked in the
 // version that the CPU at hand cannot run. For the same reason no standard template is used here.
+#include "crc.hpp"
 #include "digest.hpp"
 #include "distance.hpp"
 #include "kernels.hpp"
@@ -27,6 +28,7 @@ const KernelTable PLANARIA_LEVEL_TABLE = {
     quantise,
     dequantise,
     row_distances,
+    crc32,
 };
 
 }  // namespace planaria

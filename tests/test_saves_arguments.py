@@ -34,6 +34,7 @@ def sample(entries: Any, bitmap: Any, progress: Any, index: Any) -> None:
 
 # fmt: off
 KERNELS = {
+    "crc32": Kernel(saves.crc32, lambda: {"content": raw(100)}, may_be_longer=("content",)),
     "quantise": Kernel(
         lambda records, out: saves.quantise(records, [(0, 2)], 3, out),
         lambda: {"records": floats(4, 3).view(np.uint32), "out": raw(4, 13)},
@@ -185,6 +186,8 @@ def preserved(first: int, stop: int, bitmap: Bytes) -> None:
         (lambda: saves.marked(raw(2), -1, 4), "[-1, 4) is not a range"),
         (lambda: preserved(0, 9, raw(2)), "stop 9 is above the 8 records"),
         (lambda: preserved(0, 8, raw(0)), "[0, 8) is not a range"),
+        (lambda: saves.crc32(raw(3), -1), "not -1"),
+        (lambda: saves.crc32(raw(3), 2**32), "not 4294967296"),
         (lambda: saves.overlay(words(2, 2), -1, ints(), words(0, 2)), "not -1"),
     ],
 )

@@ -3,6 +3,7 @@ should."""
 
 import inspect
 import re
+import zlib
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -77,7 +78,13 @@ def tracking_cases(rng: np.random.Generator, size: int) -> dict[str, Case]:
     index = some_of(rng, 2400, ROWS)
     out = np.zeros(ROWS, np.int64), np.zeros((ROWS, size), np.uint32)
     change = index, bits(rng, 2400, size), bits(rng, ROWS, size), *out
+    content = rng.integers(0, 256, 70_000 + size, np.uint8)
     return {
+        "crc32": [
+            (saves.crc32, content[first : first + count], before)
+            for count in [*range(200), 511, 4096 + size, 70_000]
+            for first, before in ((0, 0), (size % 32, 0), (3, 0xDEADBEEF))
+        ],
         "count_accesses": [(saves.count_accesses, counters, some)],
         "reset_counters": [(saves.reset_counters, counters, some[:100])],
         "top_rows": [
@@ -122,6 +129,15 @@ def test_every_kernel_has_a_case() -> None:
 @pytest.mark.parametrize("kernel", list(cases(1)))
 def test_every_level_and_number_of_threads_gives_the_twins_bits(kernel: str, size: int) -> None:
     everywhere(lambda: run_case(cases(size)[kernel]), THREADS[:2])
+
+
+def test_a_checksum_is_zlibs_and_that_of_parts_is_that_of_the_whole() -> None:
+    content = np.random.default_rng(1).integers(0, 256, 3000, np.uint8)
+    for at in (0, 1, 63, 64, 1000, 3000):
+        (found,) = everywhere(
+            lambda at=at: (np.array(saves.crc32(content[at:], saves.crc32(content[:at]))),)  # type: ignore[misc]
+        )
+        assert int(found) == zlib.crc32(content.tobytes())
 
 
 @properties

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,19 @@ from planaria.checkpoints import (
     prune,
     restore,
 )
+from planaria.cluster import saving
 from planaria.cluster.saves import Saves
-from planaria.cluster.saving import PartSaver, SavedDense, SavedRecords, restore_records
+from planaria.cluster.saving import (
+    Brake,
+    PartSaver,
+    Rest,
+    SavedDense,
+    SavedRecords,
+    restore_records,
+)
 from planaria.config import Config
 from planaria.errors import DamagedCheckpoint, StepError
+from planaria.server import snapshot
 from planaria.tables import make_arenas
 
 
@@ -98,9 +108,9 @@ class Late(SavedRecords):
 
     gate: threading.Event
 
-    def write(self, part: PartWriter) -> None:
+    def write(self, part: PartWriter, rest: Rest = lambda done: None) -> None:
         self.gate.wait(10)
-        super().write(part)
+        super().write(part, rest)
 
 
 def step(store: Store) -> None:
@@ -144,6 +154,58 @@ def test_a_synchronous_save_is_durable_before_anything_goes_on(tmp_path: Path) -
         blocked[mode] = line.said[0][1]["blocked_s"]
     assert blocked["sync"] > 0.25
     assert blocked["async"] < 0.25
+
+
+def rested(brake: Brake, done: float) -> float:
+    brake.rest(0.0)  # from here on it counts
+    began = time.thread_time()
+    while time.thread_time() - began < 0.003:
+        pass
+    brake.rest(done)
+    return brake.rested_s
+
+
+def test_a_writer_rests_unless_it_is_late_or_somebody_waits() -> None:
+    assert rested(Brake(1000.0), 0.5) > 0.003 / saving.CPU_SHARE / 2
+    assert rested(Brake(1000.0), 0.0) == 0  # nothing is written yet, so it is late
+    assert rested(Brake(0.0), 0.5) == 0
+    waited_for = Brake(1000.0)
+    waited_for.release()
+    assert rested(waited_for, 0.5) < 0.003
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e9])
+def test_who_waits_for_a_resting_writer_waits_no_longer_than_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spread: float
+) -> None:
+    monkeypatch.setattr(saving, "CPU_SHARE", 1e-9)
+    monkeypatch.setattr(saving, "SPREAD", spread)
+    monkeypatch.setattr(snapshot, "PIECE_BYTES", 128)
+    job, line = config(tmp_path), Line()
+    store = stores(job)[0]
+    saver = PartSaver(job, line.say, 0, [a.arena for a in store.arenas])
+    assert [saver.due(step) for step in (1, 5)] == [None, 5]
+    saver.save(5, 0, lambda: SavedRecords(store))
+    for _ in range(100):
+        if line.said:
+            break
+        time.sleep(0.01)
+    assert len(line.said) == (spread == 0)  # the control is done by itself
+    began = time.monotonic()
+    saver.close()
+    assert time.monotonic() - began < 5
+    [(event, facts)] = line.said
+    assert event == "saved"
+    assert (facts["rested_s"] > 0.5) == (spread > 0)
+    synchronous = config(tmp_path / "sync", "checkpoint.mode=sync")
+    monkeypatch.setattr(saving, "SPREAD", 1e9)
+    saver = PartSaver(synchronous, line.say, 0, [a.arena for a in store.arenas])
+    saver.due(1)
+    saver.save(5, 0, lambda: SavedRecords(store))  # returns, though it would rest for ever
+    one, other = (
+        next((folder / "step-00000005").glob("*.part")) for folder in (tmp_path, tmp_path / "sync")
+    )
+    assert one.read_bytes() == other.read_bytes()
 
 
 def test_a_part_that_cannot_be_written_ends_its_snapshot(tmp_path: Path) -> None:

@@ -28,11 +28,11 @@
 Listed records have their numbers, int64, in front of the payload; named bytes have their name, in
 UTF-8. A record is weights, then optimizer state, so both are always of one step.
 
-All checksums are CRC-32: of those in Python's library it is the fastest (3.7 GB/s; adler32 3.1,
-sha1 1.7) and it releases the GIL. Because a header holds its body's checksum, the headers in order
-stand for the whole file. Their SHA-256 is the part's *seal*; the manifest keeps it, and no large
-thing is summed twice. (A CRC-32 would not do: that of bytes which end with their own CRC-32 is the
-same whatever the bytes are.)
+All checksums are CRC-32, which Python's library has as well; that of bodies is computed by
+planaria.kernels.saves. Because a header holds its body's checksum, the headers in order stand for
+the whole file. Their SHA-256 is the part's *seal*; the manifest keeps it, and no large thing is
+summed twice. (A CRC-32 would not do: that of bytes which end with their own CRC-32 is the same
+whatever the bytes are.)
 """
 
 from __future__ import annotations

@@ -19,11 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeAlias, cast
 
+from planaria.checkpoints.direct import DirectFile
 from planaria.errors import CheckpointError
 
-WRITE_BUFFER_BYTES = 4 << 20  # the disk gets no smaller writes than this, but for the last
-EAGER_BYTES = 32 << 20  # after so many the disk starts to work, instead of when all is written
-READ_BUFFER_BYTES = 128 << 10  # serves headers; payloads go past it
+READ_BUFFER_BYTES = 4 << 10  # serves headers; payloads go past it
 
 
 class Folder(Protocol):
@@ -104,12 +103,12 @@ class LocalFolder:
 
     def open_read(self, name: str) -> io.BufferedIOBase:
         file = (self.path / name).open("rb", buffering=READ_BUFFER_BYTES)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)  # reads further ahead
         return cast(io.BufferedIOBase, file)
 
     def open_write(self, name: str) -> BinaryIO:
         _make_durably(self.path)
-        file = io.BufferedWriter(_EagerFile(self.path / name, "xb"), WRITE_BUFFER_BYTES)
-        return cast(BinaryIO, file)
+        return cast(BinaryIO, DirectFile(self.path / name))
 
     def finish(self, file: BinaryIO) -> None:
         file.flush()
@@ -128,27 +127,6 @@ class LocalFolder:
 
     def remove_all(self) -> None:
         shutil.rmtree(self.path)
-
-
-class _EagerFile(io.FileIO):
-    """A new file that goes to the disk while it is being written.
-
-    Telling the system that pages are not needed again makes it write the dirty ones now, without
-    waiting for them, and give up those that are written. A sync at the end then finds little to
-    do, and a checkpoint does not push everything else out of the page cache.
-    """
-
-    _written = _started = 0
-
-    def write(self, content: Any) -> int:
-        count = super().write(content)
-        self._written += count
-        if self._written - self._started >= EAGER_BYTES:
-            os.posix_fadvise(
-                self.fileno(), self._started, self._written - self._started, os.POSIX_FADV_DONTNEED
-            )
-            self._started = self._written
-        return count
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ So the seal, which stands for all headers, is compared whenever a part has been 
 from __future__ import annotations
 
 import hashlib
-import zlib
+import io
+import os
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -26,6 +28,7 @@ from planaria.checkpoints.chunks import (
 from planaria.checkpoints.folders import Folder
 from planaria.checkpoints.manifest import PartSummary
 from planaria.errors import DamagedCheckpoint
+from planaria.kernels import saves
 from planaria.kernels.types import Bytes
 
 
@@ -45,11 +48,15 @@ def check_size(folder: Folder, part: PartSummary) -> None:
         )
 
 
+READERS = 3  # threads: enough to keep a disk busy while checksums are computed
+IN_FLIGHT = 2 * READERS  # chunks
+
+
 class _Check(NamedTuple):
     """A checksum that another thread is computing."""
 
     number: int  # of the chunk
-    found: Future[int]
+    found: Future[int | None]
     expected: int
 
 
@@ -64,7 +71,7 @@ class PartReader:
         self._position = 0
         self._scratch: Bytes = np.empty(0, np.uint8)
         self._pool: ThreadPoolExecutor | None = None
-        self._check: _Check | None = None
+        self._checks: deque[_Check] = deque()
         check_size(folder, part)
         try:
             self._file = folder.open_read(part.file)
@@ -94,7 +101,8 @@ class PartReader:
             yield chunk
             if self._left:
                 self._pass_over()
-        self._await_check()
+        while self._checks:
+            self._await_check()
         self._number = -1
         if self._position != self._part.bytes or self._seal.hexdigest() != self._part.seal:
             self._damaged(
@@ -113,25 +121,31 @@ class PartReader:
         self._read_into(key)
         self._read_into(payload)
         self._left = 0
-        if zlib.crc32(payload.data, zlib.crc32(key.data)) != chunk.checksum:
+        if saves.crc32(payload, saves.crc32(key)) != chunk.checksum:
             self._damaged("its bytes do not match their checksum")
         return key, payload
 
     def body_into(self, chunk: Chunk, out: Bytes) -> None:
         """The payload of a range straight into `out`, which the caller owns and leaves alone.
 
-        It is checked by another thread while the next one is read; all checks are done when
-        `chunks` ends, and not before.
+        Other threads check it, and read it if the file is a local one, while this one goes on; all
+        is read and checked when `chunks` ends, and not before.
         """
-        self._read_into(out)
-        self._left = 0
-        self._await_check()
-        self._pool = self._pool or ThreadPoolExecutor(1, "checkpoint-check")
-        self._check = _Check(self._number, self._pool.submit(zlib.crc32, out.data), chunk.checksum)
+        self._pool = self._pool or ThreadPoolExecutor(READERS, "checkpoint-read")
+        if isinstance(self._file, io.BufferedReader):
+            found = self._pool.submit(_read_at, self._file.fileno(), self._position, out)
+            self._pass_over()
+        else:
+            self._read_into(out)
+            self._left = 0
+            found = self._pool.submit(saves.crc32, out)
+        self._checks.append(_Check(self._number, found, chunk.checksum))
+        if len(self._checks) > IN_FLIGHT:
+            self._await_check()
 
     def close(self) -> None:
         if self._pool:
-            self._pool.shutdown()
+            self._pool.shutdown(cancel_futures=True)
         self._file.close()
 
     def __enter__(self) -> PartReader:
@@ -165,10 +179,20 @@ class PartReader:
             view = view[count:]
 
     def _await_check(self) -> None:
-        check, self._check = self._check, None
-        if check and check.found.result() != check.expected:
+        """The oldest one's result."""
+        check = self._checks.popleft()
+        try:
+            found = check.found.result()
+        except OSError as why:
             self._number = check.number
-            self._damaged("its bytes do not match their checksum")
+            self._damaged(f"it cannot be read: {why}", why)
+        if found != check.expected:
+            self._number = check.number
+            self._damaged(
+                "the file ends in the middle of it"
+                if found is None
+                else "its bytes do not match their checksum"
+            )
 
     def _pass_over(self) -> None:
         try:
@@ -183,6 +207,18 @@ class PartReader:
         raise DamagedCheckpoint(
             f"{where}{self._part.file} in {self._folder} is damaged: {what}"
         ) from why
+
+
+def _read_at(descriptor: int, position: int, out: Bytes) -> int | None:
+    """Fills `out` and returns its checksum; None if the file ends before."""
+    view = out.data
+    while view.nbytes:
+        count = os.preadv(descriptor, [view], position)
+        if not count:
+            return None
+        position += count
+        view = view[count:]
+    return saves.crc32(out)
 
 
 def verify_part(folder: Folder, step: int, part: PartSummary) -> None:

@@ -13,7 +13,6 @@ import contextlib
 import errno
 import hashlib
 import secrets
-import zlib
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
@@ -33,6 +32,7 @@ from planaria.checkpoints.encodings import RAW_BITS, Encoding, Raw
 from planaria.checkpoints.folders import AnyFolder, open_folder
 from planaria.checkpoints.manifest import PartSummary, step_folder
 from planaria.errors import ArgumentError, CheckpointError
+from planaria.kernels import saves
 from planaria.kernels.checks import array, require
 from planaria.kernels.types import Bytes, Index, Records
 
@@ -196,7 +196,7 @@ class PartWriter:
     def _add_chunk(
         self, kind: Kind, arena: int, words: int, first: int, count: int, key: Bytes, payload: Bytes
     ) -> None:
-        checksum = zlib.crc32(payload.data, zlib.crc32(key.data))
+        checksum = saves.crc32(payload, saves.crc32(key))
         chunk = Chunk(kind, self._bits, arena, words, first, count, len(payload), checksum)
         self._write_header(pack_chunk(chunk))
         self._write(key.data)

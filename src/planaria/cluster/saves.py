@@ -37,6 +37,7 @@ class Pending:
 
     began: float
     blocked_s: float = 0.0  # the longest of any process
+    rested_s: float = 0.0  # likewise
     parts: dict[int, PartSummary] = field(default_factory=dict)
     bases: set[int] = field(default_factory=set)  # since which parts have what changed
     rows: dict[int, str] = field(default_factory=dict)  # what parts have: see cluster.saving
@@ -82,6 +83,7 @@ class Saves:
         pending = self._pending.setdefault(step, Pending(facts["began"]))
         pending.began = min(pending.began, facts["began"])
         pending.blocked_s = max(pending.blocked_s, facts["blocked_s"])
+        pending.rested_s = max(pending.rested_s, facts["rested_s"])
         pending.parts[place] = summary_of(facts["part"])
         pending.rows[place] = facts["rows"]
         if facts["base"] is not None:
@@ -190,7 +192,8 @@ class Saves:
             f"{blocked_s * 1000:.1f} ms"
         )
         if self.pace:
-            self.pace.on_published(seconds)
+            # A writer rests for longer the rarer saves are; that is no cost of a save.
+            self.pace.on_published(seconds - pending.rested_s)
         if not base:
             self._history.clear()
         self._history.append(Saved(step, size, base))

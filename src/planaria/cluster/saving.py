@@ -4,11 +4,14 @@ The content is of the instant between two messages at which it was taken: a snap
 records, a copy of the dense network. There is one writer and one content at a time. A process that
 is due to save again waits a little for the writer before: if every process skipped what it is too
 slow for, no checkpoint might ever have all parts.
+
+The writer rests between pieces, so that it leaves the cores to training; see `Brake`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,11 +40,15 @@ from planaria.server.store import Store
 from planaria.tables import Arena
 
 PATIENCE = 0.25  # share of cluster.deadline_s, within which everybody must answer a view change
+CPU_SHARE = 0.03  # of one core: what a writer takes of it, while nobody waits
+SPREAD = 0.5  # share of the time between two saves, within which the writer is to be done
 DENSE_NAME = "dense"
 
 Rows: TypeAlias = Literal["all", "changed", "priority", "interval"]
 """Of what a save has: all records, those that changed since its base, or those that matter most;
 and `interval`, the latter with all records of the small tables, once per interval."""
+Rest: TypeAlias = Callable[[float], None]
+"""Called by a writer with the share of its work that is done, now and then."""
 Say: TypeAlias = Callable[..., None]
 """Tells the supervisor of an event, with its facts; from any thread."""
 
@@ -61,10 +68,42 @@ class Content(Protocol):
     def blocked_s(self) -> float:
         """How long it has kept the process from its work since then."""
 
-    def write(self, part: PartWriter) -> None: ...
+    def write(self, part: PartWriter, rest: Rest) -> None: ...
 
     def close(self) -> None:
         """It is written, or never will be."""
+
+
+class Brake:
+    """Lets a writer use CPU_SHARE of a core; more if it would not be done in time with that, and
+    as much as it gets once somebody waits for it.
+
+    Several servers may share a machine with a trainer that all wait for. A lower priority would
+    not do: Linux weighs threads by it within a session only, and each process has its own. What
+    counts is the thread's CPU time, so a writer that waits for slow storage need not rest as well.
+    """
+
+    def __init__(self, span_s: float) -> None:
+        """span_s: within which to be done."""
+        self.rested_s = 0.0
+        self._span_s = span_s
+        self._began = time.monotonic()
+        self._released = threading.Event()
+        self._used_s, self._at = math.inf, 0.0  # CPU time of the thread that rests, and when
+
+    def release(self) -> None:
+        """From any thread: somebody waits."""
+        self._released.set()
+
+    def rest(self, done: float) -> None:
+        """Before every piece. done: which share of all is written with it."""
+        used_s, now = time.thread_time(), time.monotonic()
+        owed_s = (used_s - self._used_s) / CPU_SHARE - (now - self._at)
+        rest_s = min(owed_s, self._began + done * self._span_s - now)
+        if rest_s > 0:
+            self._released.wait(rest_s)
+            self.rested_s += time.monotonic() - now
+        self._used_s, self._at = time.thread_time(), time.monotonic()
 
 
 class PartSaver:
@@ -94,11 +133,13 @@ class PartSaver:
         self._seen = start
         self._first: int | None = None  # the step that this process was at when it was first asked
         self._thread: threading.Thread | None = None
+        self._brake = Brake(0.0)
+        self._began: float | None = None  # the last save, or the work
 
     def due(self, step: int) -> int | None:
         """The step to save now, if one was reached since the last call; the latest of them."""
         if step > 0 and self._first is None:
-            self._first = step
+            self._first, self._began = step, time.monotonic()
         if step == self._last_step:
             wanted = step
         elif self.every:
@@ -134,7 +175,11 @@ class PartSaver:
         except (PlanariaError, MemoryError) as error:
             self.fail(step, place, f"nothing could be taken to be saved: {error}")
             return
-        blocked_until = None if self._sync else time.monotonic()
+        taken = time.monotonic()
+        blocked_until = None if self._sync else taken
+        # The next save is as far away as the last one was.
+        last, self._began = self._began or taken, taken
+        self._brake = Brake(SPREAD * (taken - last))
         self._thread = threading.Thread(
             target=self._write, args=(step, place, content, began, blocked_until), daemon=True
         )
@@ -151,6 +196,7 @@ class PartSaver:
 
     def _wait(self, limit_s: float) -> bool:
         if self._thread is not None:
+            self._brake.release()
             self._thread.join(limit_s)
             if self._thread.is_alive():
                 return False
@@ -167,7 +213,7 @@ class PartSaver:
                 contextlib.closing(content),
                 PartWriter(self._folder, step, place, self._encodings) as part,
             ):
-                content.write(part)
+                content.write(part, self._brake.rest)
                 summary = part.finish()
         except Exception as error:  # drivers of storage raise anything; nobody else would see it
             self.fail(step, place, str(error))
@@ -182,6 +228,7 @@ class PartSaver:
                 base=content.base,
                 rows=content.rows,
                 blocked_s=blocked_s,
+                rested_s=self._brake.rested_s,
             )
 
 
@@ -209,8 +256,9 @@ class SavedRecords:
     def blocked_s(self) -> float:
         return self._snapshot.blocked_s
 
-    def write(self, part: PartWriter) -> None:
+    def write(self, part: PartWriter, rest: Rest = lambda done: None) -> None:
         for piece in self._snapshot.pieces():
+            rest(piece.done)
             if piece.rows is None:
                 part.add(piece.arena, piece.first, piece.records)
             else:
@@ -281,7 +329,7 @@ class SavedDense:
     def __init__(self, state: Records) -> None:
         self._state = state
 
-    def write(self, part: PartWriter) -> None:
+    def write(self, part: PartWriter, rest: Rest) -> None:
         part.add_bytes(DENSE_NAME, self._state)
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""The kernels of saving, checked: records in fewer bits, which rows to save first, and what rows
-were before a step. What planaria.kernels promises of its functions holds for these.
+"""The kernels of saving, checked: records in fewer bits, which rows to save first, what rows were
+before a step, and checksums. What planaria.kernels promises of its functions holds for these.
 
 A save under way reads an arena chunk by chunk while steps go on. After each step `preserve` keeps
 what the rows not yet read were when the save began; `overlay` lays that over the copy of a chunk.
@@ -284,3 +284,10 @@ def overlay(chunk: Records, first: int, index: Index, values: Records) -> None:
     require(0 <= first < 2**60, f"first must be a record number, not {first}")
     require_apart([chunk], [index, values])
     _backend().overlay(chunk, first, index, values)
+
+
+def crc32(content: Bytes, before: int = 0) -> int:
+    """zlib's CRC-32 of uint8[n], four times as fast. before: the checksum of what comes before."""
+    array("content", content, np.uint8, 1)
+    require(0 <= before < 2**32, f"before must be a checksum of 32 bits, not {before}")
+    return int(_backend().crc32(content, before))

@@ -4,6 +4,7 @@ bit, the same results as planaria._native's.
 
 from __future__ import annotations
 
+import zlib
 from typing import NamedTuple
 
 import numpy as np
@@ -227,3 +228,7 @@ def preserve(
 def overlay(chunk: Records, first: int, index: Index, values: Records) -> None:
     inside = np.flatnonzero((index >= first) & (index < first + len(chunk)))
     chunk[index[inside] - first] = values[inside]
+
+
+def crc32(content: Bytes, before: int) -> int:
+    return zlib.crc32(content.data, before)

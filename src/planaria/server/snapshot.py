@@ -45,6 +45,7 @@ class Piece(NamedTuple):
     first: int
     rows: Index | None  # None: first, first + 1, ...
     records: Records
+    done: float  # how far through all arenas that is, 0 to 1
 
 
 class PreImages(NamedTuple):
@@ -87,6 +88,7 @@ class Snapshot:
 
     def pieces(self) -> Iterator[Piece]:
         """All wanted records, arena by arena. To be read once, to the end, by one thread."""
+        before, total = 0, sum(arena.records.nbytes for arena in self._arenas)
         for number, arena in enumerate(self._arenas):
             words = arena.records.shape[1]
             rows = max(1, PIECE_BYTES // (4 * words))
@@ -101,7 +103,8 @@ class Snapshot:
                         )
                     fresh = arena.copy(first, index, stop, out)
                 arena.overlay(first, index, stop, out, fresh)
-                yield Piece(number, first, index, out)
+                yield Piece(number, first, index, out, (before + 4 * words * stop) / total)
+            before += arena.records.nbytes
 
     def close(self) -> None:
         """From any thread, and as often as one likes."""
