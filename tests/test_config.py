@@ -91,7 +91,7 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
         },
         "data": {
             "source": "synthetic",
-            "path": draw(st.none() | st.just("day_0.gz")),
+            "path": None,
             "zipf": draw(st.floats(0, 1.5)),
             "test_samples": draw(st.integers(0, 2**40)),
         },
@@ -257,6 +257,8 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_key(path: str) -> None:
             values = nested(path, value)
             if path == "checkpoint.every_s":
                 values = {"checkpoint": {"path": "job", "every_s": value}}
+            if path == "data.path" and value is not None:
+                values = {"data": {"source": "criteo", "path": value}}
             Config.from_dict(values)
             continue
         with pytest.raises(ConfigError) as caught:
@@ -341,6 +343,7 @@ def test_no_text_raises_anything_else(tmp_path: Path, path: str, text: str) -> N
         ("batch=1", "batch: expected a sample for each trainer, 2 or more, got 1"),
         ("model.rows=[5, 6]", "model.rows: expected one number, or 26, as many as model.tables"),
         ("data.source=criteo", "data.path: expected the path of Criteo's file, got null"),
+        ("data.path=x", "data.source: expected criteo, because data.path is x, got synthetic"),
         ("checkpoint.every_steps=5", "checkpoint.path: expected a folder or a URL, because"),
         ("checkpoint.every_s=auto", "because checkpoint.every_s is auto, got null"),
         ("checkpoint.every_s=often", "checkpoint.every_s: expected null or auto or a number above"),

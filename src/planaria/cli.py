@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,8 +24,14 @@ from planaria.cluster.scrub import scrub as scrub_job
 from planaria.comparing.command import compare_command
 from planaria.config import CheckpointConfig, Config
 from planaria.display import Display, show_report
-from planaria.errors import ClusterError, ConfigError, LossError, PlanariaError
-from planaria.exporting import export, open_model
+from planaria.errors import (
+    ClusterError,
+    ConfigError,
+    DamagedCheckpoint,
+    LossError,
+    PlanariaError,
+)
+from planaria.exporting import check_free, export, open_model
 from planaria.planning.command import leave, plan
 from planaria.schedule import Event, parse_freeze, parse_kill, resolve
 
@@ -62,13 +69,22 @@ Freezes = Annotated[
 ReportFile = Annotated[Path | None, typer.Option(help="Write the report here, as JSON.")]
 
 
-@app.callback()
-def options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         console.print(f"planaria {planaria.__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -97,7 +113,7 @@ def train(
     saved meanwhile; docs/checkpoints.md says what they promise.
 
     Exit codes: 0 done, 1 failed, 2 wrong configuration or nothing to resume from (nothing was
-    started), 3 more was lost than the parity can bear, 130 interrupted.
+    started), 3 more was lost than the parity can bear, 130 interrupted (Ctrl-C, SIGTERM, SIGHUP).
     """
     _check_report(report)
     job, schedule = _read(config, sets, kill, freeze)
@@ -108,6 +124,9 @@ def train(
     found = _run("training", job, schedule, report, start)
     show_report(console, found)
     _write(report, found)
+    for save in found["checkpoints"]:
+        if save["step"] == job.steps and "failed" in save and job.saves_last_step:
+            leave(EXIT_FAILED, f"the trained model was not saved: {save['failed']}")
 
 
 @app.command()
@@ -188,11 +207,14 @@ def export_command(
     MLPs; and model.json, which says what they are. Every byte that is used is checked.
     """
     try:
-        checkpoint = open_model(checkpoints, step)
+        check_free(out)
+        checkpoint = open_model(checkpoints, step, console.print)
         rows = sum(table.rows for table in checkpoint.manifest.tables)
         with Progress(console=console) as bar:
             task = bar.add_task(f"step {checkpoint.step}", total=rows)
             export(checkpoint, out, lambda more: bar.advance(task, more))
+    except DamagedCheckpoint as error:
+        leave(EXIT_FAILED, f"{error}; an earlier one can be named with --step")
     except PlanariaError as error:
         leave(EXIT_FAILED, str(error))
     console.print(f"step {checkpoint.step}, {rows:,} rows: {out}")
@@ -262,5 +284,8 @@ def _write(path: Path | None, report: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
+            signal.signal(number, signal.default_int_handler)  # like Ctrl-C
     app()
     sys.exit(0)

@@ -16,7 +16,6 @@ from planaria.cluster.run import Progress
 from planaria.config import Config
 
 RECENT_STEPS = 50  # over which the rate is taken
-SHOWN_LINES = 8
 QUIET_S = 10.0  # without a terminal: the longest time between two lines
 
 
@@ -27,7 +26,6 @@ class Display:
         self.console = console
         self.title = title
         self.config = config
-        self.lines: list[str] = []
         self.next_tenth = 1
         self.started = self.said_at = time.monotonic()
         self.live = (
@@ -52,10 +50,9 @@ class Display:
 
     def __call__(self, line: str, progress: Progress) -> None:
         if line:
+            # Above the panel, where there is one: it goes, and the lines stay.
             text = f"{time.monotonic() - self.started:7.2f} s  {line}"
-            self.lines.append(text)
-            if not self.live:
-                self.console.print(text, markup=False, soft_wrap=True)
+            self.console.print(text, markup=False, soft_wrap=True)
         if self.live:
             self.live.update(self._panel(progress))
         elif progress.step_at and self._worth_a_line(progress):
@@ -89,7 +86,7 @@ class Display:
             state = "whole" if rows is None else f"rebuilding, {rows} rows"
             servers.append(f" server:{place} ", "bold")
             servers.append(state + " ", "green" if rows is None else "yellow")
-        return Group(bar, servers, *(Text(line) for line in self.lines[-SHOWN_LINES:]))
+        return Group(bar, servers)
 
 
 def _quality(progress: Progress) -> str:
@@ -116,8 +113,8 @@ def show_report(console: Console, report: dict[str, Any]) -> None:
         table.add_row(name, str(report[name]))
     for name, label, form in (
         ("loss", "training loss, last 50 steps", ".4f"),
-        ("auc", "AUC, held-out samples", ".4f"),
-        ("normalized_entropy", "normalised entropy, held-out", ".4f"),
+        ("auc", f"AUC, {report['test_samples']} held-out samples", ".4f"),
+        ("normalized_entropy", "normalised entropy, the same", ".4f"),
         ("samples_per_s", "samples/s", ",.0f"),
     ):
         value = report[name]

@@ -1,6 +1,6 @@
 """A trained model out of its checkpoint, as files that NumPy reads.
 
-    model.json              step, samples, and name, rows and dim of each table
+    model.json              step, samples, name, rows and dim of each table, and the job's config
     tables/NAME.npy         float32[rows, dim]
     dense.npz               bottom.0.weight [outputs, inputs], bottom.0.bias, ..., top.0.weight, ...
 
@@ -30,14 +30,17 @@ from planaria.trainer.dense import dlrm_layers
 _ALONE = Layout.fresh(1, 0, 1)  # one place that holds all rows
 
 
-def open_model(folder: AnyFolder, step: int | None = None) -> Checkpoint:
-    """The checkpoint of a step, or the newest whole one."""
+def open_model(
+    folder: AnyFolder, step: int | None = None, say: Callable[[str], None] = lambda line: None
+) -> Checkpoint:
+    """The checkpoint of a step, or the newest whole one; say: told which newer ones are not."""
     if step is not None:
         return Checkpoint(folder, step)
     found = latest(folder)
+    for one in found.passed_over:
+        say(f"passed over step {one.step}: {one.problem}")
     if found.checkpoint is None:
-        why = "".join(f"; step {one.step}: {one.problem}" for one in found.passed_over)
-        raise CheckpointError(f"{folder} has no whole checkpoint{why}")
+        raise CheckpointError(f"{folder} has no whole checkpoint")
     return found.checkpoint
 
 
@@ -48,10 +51,7 @@ def export(
 
     progress: told how many more rows are written.
     """
-    if out.exists():
-        raise CheckpointError(f"{out} exists; name a folder that does not")
-    if not out.absolute().parent.is_dir():
-        raise CheckpointError(f"the folder of {out} does not exist")
+    check_free(out)
     room = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.absolute().parent))
     try:
         _write_tables(checkpoint, room / "tables", progress)
@@ -67,6 +67,13 @@ def export(
         shutil.rmtree(room, ignore_errors=True)
 
 
+def check_free(out: Path) -> None:
+    if out.exists():
+        raise CheckpointError(f"{out} exists; name a folder that does not")
+    if not out.absolute().parent.is_dir():
+        raise CheckpointError(f"the folder of {out} does not exist")
+
+
 def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
     manifest = checkpoint.manifest
     return {
@@ -75,17 +82,18 @@ def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
         "tables": [
             {"name": table.name, "rows": table.rows, "dim": table.dim} for table in manifest.tables
         ],
+        "config": manifest.config,
     }
 
 
 def _write_tables(checkpoint: Checkpoint, folder: Path, progress: Callable[[int], None]) -> None:
     folder.mkdir()
-    tables: list[Any] = [
-        np.lib.format.open_memmap(
-            folder / f"{table.name}.npy", "w+", np.float32, (table.rows, table.dim)
-        )
-        for table in checkpoint.manifest.tables
-    ]
+    tables: list[Any] = []
+    for table in checkpoint.manifest.tables:
+        path = folder / f"{table.name}.npy"
+        tables.append(np.lib.format.open_memmap(path, "w+", np.float32, (table.rows, table.dim)))
+        with path.open("r+b") as file:  # a mapped page that finds no room ends the process
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     for piece in checkpoint.read(_ALONE, 0):
         _put(checkpoint.arenas[piece.arena], piece, tables)
         progress(len(piece.index))

@@ -1,5 +1,6 @@
 """The job's folder: what its processes must share before they can talk.
 
+supervisor         the process that the job ends with
 config.json        the checked configuration
 start              the step of the checkpoint that the job starts from; 0 for none
 keys               token and CURVE keys, readable by the owner alone
@@ -29,9 +30,17 @@ class JobFiles:
 
     def create(self, config: dict[str, Any], *, encrypt: bool, start: int = 0) -> None:
         keys = Keys.make(secrets.token_bytes(16), encrypt=encrypt)
+        write_atomically(self.folder / "supervisor", str(os.getpid()).encode())
         write_atomically(self.folder / "config.json", msgspec.json.encode(config))
         write_atomically(self.folder / "start", str(start).encode())
-        write_atomically(self.folder / "keys", msgspec.msgpack.encode(keys))
+        write_atomically(self.folder / "keys", msgspec.msgpack.encode(keys), 0o600)
+
+    def running(self) -> bool:
+        """Whether the job's supervisor is there; a folder may outlive it where all was killed."""
+        try:
+            return Path(f"/proc/{int((self.folder / 'supervisor').read_text())}").exists()
+        except (OSError, ValueError):
+            return False
 
     def config(self) -> dict[str, Any]:
         config: dict[str, Any] = msgspec.json.decode((self.folder / "config.json").read_bytes())
@@ -63,10 +72,10 @@ class JobFiles:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """The file is the old one or the new one, also after a crash; never readable by others."""
+def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """The file is the old one or the new one, also after a crash. mode: before the umask."""
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)

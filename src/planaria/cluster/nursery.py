@@ -5,8 +5,8 @@ one process of the job imports it, once, and then does nothing but fork. It has 
 socket, and no part in the job: without it, trainers start the slow way.
 
 What it forks becomes a child of the supervisor, like all other processes of the job: the process in
-between ends, and the supervisor is the one that orphans below it are given to. So the nursery may
-die, and no trainer notices.
+between ends while the supervisor is the one that orphans below it are given to, which it is for no
+longer than that takes. So the nursery may die, and no trainer notices.
 """
 
 from __future__ import annotations
@@ -19,20 +19,24 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 import msgspec
 
-IMPORT_S = 120.0  # within which the first trainer must be there
-FORK_S = 10.0  # within which any other one must
+IMPORT_S = 60.0  # within which it must be ready
+FORK_S = 2.0  # within which a trainer must be there
 PR_SET_CHILD_SUBREAPER = 36
 PR_GET_CHILD_SUBREAPER = 37
+READY = b"ready"
 
 Trainer = tuple[str, int | None]
 """Its member, and its rank if it has one from the start."""
+
+_one_at_a_time = threading.Lock()  # who reaps is known to the kernel by process, not by job
 
 
 class Forked:
@@ -52,8 +56,10 @@ class Forked:
             poll.register(self._descriptor, select.POLLIN)
             if not poll.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired("trainer", timeout or 0.0)
-            _, status = os.waitpid(self.pid, 0)
-            self._code = os.waitstatus_to_exitcode(status)
+            try:
+                self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            except ChildProcessError:  # somebody else in this process has taken it, as with Popen
+                self._code = 0
             os.close(self._descriptor)
         return self._code
 
@@ -71,10 +77,8 @@ class Nursery:
 
     def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
         """arguments: the command that ends in `serve`."""
-        self._was_reaper = _is_reaper()
-        _set_reaper(1)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._limit_s = IMPORT_S
+        self._ready = False
         with theirs, log.open("wb") as errors:
             self._process = subprocess.Popen(
                 arguments,
@@ -97,17 +101,15 @@ class Nursery:
             os.fdopen(stdin, "wb", buffering=0),
             os.fdopen(stdout, "rb", buffering=0),
         ]
+        pid = None
         try:
             with log.open("wb") as errors:
-                given = [orders, events, errors.fileno()]
-                self._socket.settimeout(self._limit_s)
-                socket.send_fds(self._socket, [msgspec.json.encode(trainer)], given)
-                answer = self._socket.recv(64)
-            if not answer:
-                raise ConnectionError
-            self._limit_s = FORK_S
-            return Forked(int(answer), *ends)
+                pid = self._ask(trainer, [orders, events, errors.fileno()])
+            return Forked(pid, *ends)
         except OSError:
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
             for end in ends:
                 end.close()
             return None
@@ -115,22 +117,36 @@ class Nursery:
             os.close(orders)
             os.close(events)
 
+    def _ask(self, trainer: Trainer, descriptors: list[int]) -> int:
+        """The number of a process that is now a child of this one."""
+        if not self._ready:
+            self._socket.settimeout(IMPORT_S)
+            self._ready = self._socket.recv(64) == READY
+        self._socket.settimeout(FORK_S)
+        with _given_orphans():
+            socket.send_fds(self._socket, [msgspec.json.encode(trainer)], descriptors)
+            answer = self._socket.recv(64)
+        if not answer:
+            raise ConnectionError("the nursery has ended")
+        return int(answer)
+
     def close(self) -> None:
         self._socket.close()
         self._process.kill()
         self._process.wait()
-        _set_reaper(self._was_reaper)
 
 
-def _is_reaper() -> int:
-    found = ctypes.c_int(0)
-    ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(found))
-    return found.value
-
-
-def _set_reaper(on: int) -> None:
-    """Whether orphans below this process become its children."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, on)
+@contextlib.contextmanager
+def _given_orphans() -> Iterator[None]:
+    """Meanwhile, orphans below this process become its children."""
+    libc, was = ctypes.CDLL(None), ctypes.c_int(0)
+    with _one_at_a_time:
+        libc.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(was))
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        try:
+            yield
+        finally:
+            libc.prctl(PR_SET_CHILD_SUBREAPER, was.value)
 
 
 def serve(run: Callable[[str, int | None], int]) -> None:
@@ -140,7 +156,9 @@ def serve(run: Callable[[str, int | None], int]) -> None:
     """
     import planaria.cluster.trainer_node  # noqa: F401
 
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whatever was inherited
     with socket.socket(fileno=os.dup(0)) as supervisor:
+        supervisor.send(READY)
         while True:
             request, descriptors, _, _ = socket.recv_fds(supervisor, 4096, 3)
             if not request:
@@ -161,13 +179,13 @@ def _become_a_trainer(
 ) -> NoReturn:
     os.setsid()
     between = os.getpid()
-    if pid := os.fork():
-        supervisor.send(str(pid).encode())
+    if os.fork():
         os._exit(0)
-    supervisor.close()
     for standard, descriptor in enumerate(descriptors):
         os.dup2(descriptor, standard)
         os.close(descriptor)
     while os.getppid() == between:  # whose end is not the supervisor's
         time.sleep(0.0005)
+    supervisor.send(str(os.getpid()).encode())
+    supervisor.close()
     sys.exit(run(*trainer))  # not at once: the last messages must go out

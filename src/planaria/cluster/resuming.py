@@ -76,6 +76,8 @@ def _resume(config: Config, folder: str, found: Found) -> Start:
         )
     _require_fit(config, checkpoint)
     notes.append(f"resuming from step {checkpoint.step} in {folder}")
+    if checkpoint.step == config.steps:
+        notes.append("all steps are done: nothing is left but to judge the model; raise steps")
     if checkpoint.manifest.bits < RAW_BITS:
         notes.append(
             f"its weights have {checkpoint.manifest.bits} bits: the digest will be another than "

@@ -16,8 +16,8 @@ from planaria.cluster.resuming import FROM_THE_BEGINNING, Start, roll_back_to
 from planaria.cluster.saves import Saves
 from planaria.cluster.supervisor import Event, Supervisor
 from planaria.config import Config
-from planaria.data import auc, normalized_entropy
-from planaria.errors import ClusterError, LossError
+from planaria.data import CriteoFile, auc, normalized_entropy
+from planaria.errors import ClusterError, DataError, LossError
 from planaria.schedule import Event as Scheduled
 from planaria.schedule import Freeze
 from planaria.server.digest import Digest
@@ -68,6 +68,15 @@ Observer = Callable[[str, Progress], None]
 """Called with a line worth showing, or an empty one when only numbers changed."""
 
 
+def check_data(config: Config) -> None:
+    """Whether there is a first sample, before anything is started."""
+    if config.data.source == "criteo":
+        assert config.data.path is not None
+        with CriteoFile(config.data.path, config.model.table_rows) as file:
+            if not len(file.read(0, 1)):
+                raise DataError(f"data.path: {config.data.path} is empty")
+
+
 class JobRun:
     """A job from start to end. `run` returns the report, or raises what stopped the job."""
 
@@ -80,6 +89,7 @@ class JobRun:
     ) -> None:
         """start: where the job begins, as planaria.cluster.resuming finds it."""
         self.strategy = config.strategy
+        check_data(config)
         config, self.decision = settle(config)
         self.losses_of_rows = Losses(config, start.pls, start.pls_updates)
         if config.strategy == "cpr" and self.losses_of_rows.passes_budget():
@@ -383,6 +393,7 @@ class JobRun:
         return {
             "digest": str(records + replica + position),
             **self._quality(),
+            "test_samples": sum(len(labels) for labels, _ in self.evaluated.values()),
             "loss": float(np.mean(list(self.losses.values()))) if self.losses else None,
             "bytes_records": sum(data for data, _ in self.memory.values()),
             "bytes_parity": sum(parity for _, parity in self.memory.values()),

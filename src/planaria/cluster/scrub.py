@@ -16,19 +16,19 @@ ASK_AGAIN_S = 2.0
 
 def running_jobs() -> list[Path]:
     """The folders of the jobs that this user runs on this machine."""
-    return sorted(
-        address.parent
-        for address in Path(tempfile.gettempdir()).glob("planaria-*/coordinator.address")
-    )
+    addresses = Path(tempfile.gettempdir()).glob("planaria-*/coordinator.address")
+    return sorted(a.parent for a in addresses if JobFiles(a.parent).running())
 
 
 def scrub(folder: Path, deadline_s: float) -> Scrubbed:
     """Verifies all stripes of the job in `folder` while it goes on."""
     files = JobFiles(folder)
     try:
+        if not files.running():
+            raise ClusterError(f"no job runs in {folder}; a job's first line names its folder")
         keys, address = files.keys(), (folder / "coordinator.address").read_text()
     except OSError as error:
-        raise ClusterError(f"no job runs in {folder}: {error}") from None
+        raise ClusterError(f"the job in {folder} cannot be asked yet: {error}") from None
     transport_kind = "ipc" if address.startswith("ipc:") else "tcp"
     bind = (
         f"ipc://{folder}/scrub-{time.monotonic_ns()}.ipc"

@@ -168,9 +168,10 @@ class TrainerNode(MemberNode):
             start += config.steps * config.batch
         batch = self.source.read(start, count)
         if step <= config.steps and len(batch) < count:
+            there = self.source.samples or 0
             raise DataError(
-                f"step {step} wants samples that data.path does not have: it ends after "
-                f"{start + len(batch)}; lower steps or batch"
+                f"step {step} wants more samples than data.path has: its {there} suffice for "
+                f"{there // config.batch} steps; lower steps or batch"
             )
         if len(batch) < count:
             self.link.say("short", samples=len(batch), wanted=count)

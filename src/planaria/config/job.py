@@ -396,6 +396,10 @@ def _check_together(config: Config) -> None:
         f"model.rows: expected one number, or {model.tables}, as many as model.tables says, "
         f"got {len(model.table_rows)}",
     )
+    _require(
+        data.source == "criteo" or data.path is None,
+        f"data.source: expected criteo, because data.path is {data.path}, got {data.source}",
+    )
     if data.source == "criteo":
         _require(data.path is not None, "data.path: expected the path of Criteo's file, got null")
         _require(
