@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -29,13 +31,15 @@ from cluster_jobs import (
     wait_until,
 )
 
+from planaria.cluster import nursery
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import EXIT_FENCED, EXIT_ORPHAN
 from planaria.cluster.run import JobRun
+from planaria.cluster.scrub import running_jobs, scrub
 from planaria.cluster.supervisor import Event, Supervisor
 from planaria.cluster.transport import Keys
 from planaria.config import ClusterConfig
-from planaria.errors import ClusterError, LossError
+from planaria.errors import ClusterError, DataError, LossError
 from planaria.schedule import Freeze
 from planaria.wire.codec import decode, encode
 from planaria.wire.messages import MateRequest, Message, Stop
@@ -71,6 +75,33 @@ def test_trainers_are_children_of_the_supervisor_with_and_without_a_nursery() ->
     assert run.run()["digest"] == undisturbed("trainers=2")
     assert run.killed == struck
     assert parents == dict.fromkeys(["trainer-0", "trainer-1", "trainer-2"], os.getpid())
+
+
+def test_two_jobs_at_once_in_one_process_do_not_take_each_others_trainers() -> None:
+    late = BeatenRun(tiny("parity=1", "servers=2", "steps=200"), [Blow(150, ("trainer:0",))])
+    digests: list[str] = []
+    thread = threading.Thread(target=lambda: digests.append(late.run()["digest"]))
+    thread.start()
+    assert JobRun(tiny("parity=1", "servers=2")).run()["digest"] == undisturbed()
+    thread.join(120)
+    assert digests == [undisturbed("steps=200")]
+    assert len(late.killed) == 1
+    reaps = ctypes.c_int(-1)
+    ctypes.CDLL(None).prctl(nursery.PR_GET_CHILD_SUBREAPER, ctypes.byref(reaps))
+    assert reaps.value == 0  # as it was before
+
+
+def test_a_trainer_that_somebody_else_has_buried_is_no_error() -> None:
+    with subprocess.Popen(["sleep", "60"], stdin=-1, stdout=-1) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        forked = nursery.Forked(process.pid, process.stdin, process.stdout)
+        with pytest.raises(subprocess.TimeoutExpired):
+            forked.wait(0.01)
+        forked.kill()
+        process.wait()
+        assert forked.wait() == 0
+        forked.kill()  # nobody
 
 
 # ---------------------------------------------------------------------------- frozen
@@ -171,11 +202,37 @@ def test_data_that_ends_too_soon_ends_the_job_with_a_sentence_and_is_not_tried_a
     run = BeatenRun(
         tiny("servers=2", "parity=1", "model.tables=26", "data.source=criteo", f"data.path={file}")
     )
-    with pytest.raises(ClusterError, match=r"^step 11 wants samples .* lower steps or batch$"):
+    with pytest.raises(ClusterError, match=r"^step 11 wants .* its 640 suffice for 10 steps;"):
         run.run()
     file.unlink()
     assert run.progress.step >= 8  # it ran as far as the data went
     assert run.of("spawn") == []
+
+
+def test_data_that_is_not_criteos_is_refused_before_anything_starts(folder: Path) -> None:
+    job = ("model.tables=26", "data.source=criteo")
+    try:
+        for content, says in (("1\t2\n", "line 1"), ("", "is empty")):
+            (folder / "data.tsv").write_text(content)
+            with pytest.raises(DataError, match=says):
+                JobRun(tiny(*job, f"data.path={folder / 'data.tsv'}"))
+    finally:
+        (folder / "data.tsv").unlink()
+
+
+def test_a_scrub_of_a_dead_job_does_not_wait_for_it(folder: Path) -> None:
+    dead = folder / "planaria-dead"
+    dead.mkdir()
+    try:
+        JobFiles(dead).create(tiny().to_dict(), encrypt=False)
+        (dead / "coordinator.address").write_text("ipc:///nowhere")
+        assert running_jobs() == [dead]  # a control: this process is there
+        (dead / "supervisor").write_text(str(2**30))
+        assert running_jobs() == []
+        with pytest.raises(ClusterError, match="no job runs in"):
+            scrub(dead, 60)
+    finally:
+        JobFiles(dead).remove()
 
 
 def test_a_lost_job_leaves_a_report_and_exit_code_3(folder: Path) -> None:

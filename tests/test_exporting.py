@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +88,23 @@ def test_an_earlier_step_can_be_named(tmp_path: Path) -> None:
     assert "exists" in again.output
 
 
-def test_what_cannot_be_exported_leaves_nothing(tmp_path: Path) -> None:
+def test_an_older_checkpoint_is_not_taken_in_silence(tmp_path: Path) -> None:
+    saved(tmp_path / "jobs")
+    for part in (tmp_path / "jobs/step-00000009").glob("place-00003*.part"):
+        os.truncate(part, 100)
+    said: list[str] = []
+    assert open_model(tmp_path / "jobs", say=said.append).step == 8
+    assert len(said) == 1
+    assert said[0].startswith("passed over step 9: ")
+
+
+def no_space(*_: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_what_cannot_be_exported_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saved(tmp_path / "jobs")
     for part in (tmp_path / "jobs/step-00000009").glob("place-00003*.part"):
         content = bytearray(part.read_bytes())
@@ -94,6 +112,9 @@ def test_what_cannot_be_exported_leaves_nothing(tmp_path: Path) -> None:
         part.write_bytes(content)
     with pytest.raises(DamagedCheckpoint, match="do not match their checksum"):
         export(open_model(tmp_path / "jobs"), tmp_path / "model")
+    monkeypatch.setattr(os, "posix_fallocate", no_space)
+    with pytest.raises(CheckpointError, match="No space left"):
+        export(open_model(tmp_path / "jobs", 8), tmp_path / "model")
     with pytest.raises(CheckpointError, match="no whole checkpoint"):
         open_model(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match="does not exist"):

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import IO, Any, NoReturn
 
 import msgspec
 
@@ -42,7 +42,7 @@ _one_at_a_time = threading.Lock()  # who reaps is known to the kernel by process
 class Forked:
     """A child of this process that it has not started itself; what Popen offers of one."""
 
-    def __init__(self, pid: int, stdin: BinaryIO, stdout: BinaryIO) -> None:
+    def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         self.pid = pid
         self.stdin = stdin
         self.stdout = stdout
