@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -166,20 +167,13 @@ def make_store(megabytes: int) -> Store:
     return store
 
 
-def _dd(source: str, target: str, *more: str) -> float:
-    began = time.monotonic()
-    subprocess.run(
-        ["dd", f"if={source}", f"of={target}", "bs=4M", *more], check=True, capture_output=True
-    )
-    return time.monotonic() - began
+def _dd(source: str, target: str, *more: str) -> None:
+    command = ["dd", f"if={source}", f"of={target}", "bs=4M", *more]
+    subprocess.run(command, check=True, capture_output=True)
 
 
 def _forget(*paths: Path) -> None:
-    """Drops files from the page cache, so that the disk is read.
-
-    All of them before each reading: pages that were just given up cost less than others, which a
-    virtual machine may have to get from its host, and so both sides find as many.
-    """
+    """Drops files from the page cache, so that the disk is read."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -194,33 +188,36 @@ def disk(megabytes: int, rounds: int, folder: Path) -> list[Row]:
     facts = Facts([Table("t", store.arenas[0].arena.rows, 16)], RULE, ALONE)
     seconds: dict[str, list[float]] = {name: [] for name in ("save", "load", "write", "read")}
     raw = folder / "raw"
-    for step in range(1, rounds + 1):
-        began = time.monotonic()
+    size = 0
+
+    def save(step: int) -> None:
+        nonlocal size
         content = SavedRecords(store)
         with PartWriter(folder, step, 0) as part:
             content.write(part)
             summary = part.finish()
         content.close()
-        seconds["save"].append(time.monotonic() - began)
         size = summary.bytes
-        seconds["write"].append(
-            _dd("/dev/zero", str(raw), f"count={size // (4 << 20)}", "conv=fsync")
-        )
         publish(folder, step, [summary], facts)
-        file = next(folder.glob(f"step-*{step}/place-*.part"))
-        _forget(file, raw)
-        began = time.monotonic()
-        restore(
-            Checkpoint(folder, step),
-            [blank.arenas[0].arena],
-            ALONE,
-            0,
-            [blank.arenas[0].records],
-        )
-        seconds["load"].append(time.monotonic() - began)
-        _forget(file, raw)
-        seconds["read"].append(_dd(str(raw), "/dev/null"))
-        shutil.rmtree(file.parent)
+
+    def load(step: int) -> None:
+        arena = blank.arenas[0]
+        restore(Checkpoint(folder, step), [arena.arena], ALONE, 0, [arena.records])
+
+    def in_turn(step: int, *sides: tuple[str, Callable[[], object]]) -> None:
+        """A, B, B, A: whoever comes second finds pages that the other has just given up."""
+        for name, act in sides if step % 2 else reversed(sides):
+            _forget(*folder.glob("step-*/place-*.part"), *folder.glob("raw"))
+            began = time.monotonic()
+            act()
+            seconds[name].append(time.monotonic() - began)
+
+    save(0)  # not counted
+    for step in range(1, rounds + 1):
+        write = partial(_dd, "/dev/zero", str(raw), f"count={size // (4 << 20)}", "conv=fsync")
+        in_turn(step, ("save", partial(save, step)), ("write", write))
+        in_turn(step, ("load", partial(load, step)), ("read", partial(_dd, str(raw), "/dev/null")))
+        shutil.rmtree(folder / f"step-{step:08d}")
     median = {name: statistics.median(values) for name, values in seconds.items()}
     rates = ", ".join(f"{name} {size / 1e6 / value:,.0f} MB/s" for name, value in median.items())
     return [

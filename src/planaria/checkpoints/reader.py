@@ -48,8 +48,8 @@ def check_size(folder: Folder, part: PartSummary) -> None:
         )
 
 
-READERS = 3  # threads: enough to keep a disk busy while checksums are computed
-IN_FLIGHT = 2 * READERS  # chunks
+READERS = 2  # threads: one waits for the disk while the other computes checksums
+IN_FLIGHT = 3 * READERS  # chunks
 
 
 class _Check(NamedTuple):
