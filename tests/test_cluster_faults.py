@@ -281,8 +281,10 @@ def command_lines(folder: Path) -> list[str]:
     return [Path(f"/proc/{n}/cmdline").read_text() for n in processes_of(folder)]
 
 
+# Python ignores SIGINT where whoever started the tests did, as a shell does in the background.
 DRIVER = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from planaria.cluster.run import JobRun
 from planaria.config import Config
 JobRun(Config.load(None, sys.argv[1:]), (), lambda line, at: print(at.step, flush=True)).run()
