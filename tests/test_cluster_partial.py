@@ -51,12 +51,14 @@ def test_a_kill_right_after_a_save_loses_nothing(tmp_path: Path) -> None:
             run._strike(supervisor, [run.progress.servers[1]])
 
     for attempt in range(4):  # a machine with other work may be too late
-        config = cpr(tmp_path / str(attempt), *slow, "checkpoint.every_steps=4")
+        saves = ("checkpoint.every_steps=4", "checkpoint.mode=sync")  # as soon as can be
+        config = cpr(tmp_path / str(attempt), *slow, *saves)
         run = BeatenRun(config, on_event=kill_when_saved)
         report = run.run()
-        (reload,) = report["reloads"]
-        in_time = (reload["step"], reload["saved_step"]) == (4, 4)
-        assert (report["digest"] == undisturbed) == in_time
+        found = [(reload["step"], reload["saved_step"]) for reload in report["reloads"]]
+        in_time = found == [(4, 4)]
+        if found:  # else it came after the last step
+            assert (report["digest"] == undisturbed) == in_time
         if in_time:
             assert report["pls"] == 0
             return
