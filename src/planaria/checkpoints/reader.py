@@ -31,6 +31,9 @@ from planaria.errors import DamagedCheckpoint
 from planaria.kernels import saves
 from planaria.kernels.types import Bytes
 
+READERS = 2  # threads: one waits for the disk while the other computes checksums
+IN_FLIGHT = 3 * READERS  # chunks
+
 
 def check_size(folder: Folder, part: PartSummary) -> None:
     """Raises unless the part is there with the length that it was written with."""
@@ -46,10 +49,6 @@ def check_size(folder: Folder, part: PartSummary) -> None:
             f"{part.file} in {folder} was {how}: it has {size} bytes and was written with "
             f"{part.bytes}"
         )
-
-
-READERS = 2  # threads: one waits for the disk while the other computes checksums
-IN_FLIGHT = 3 * READERS  # chunks
 
 
 class _Check(NamedTuple):

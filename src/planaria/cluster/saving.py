@@ -78,9 +78,9 @@ class Brake:
     """Lets a writer use CPU_SHARE of a core; more if it would not be done in time with that, and
     as much as it gets once somebody waits for it.
 
-    Several servers may share a machine with a trainer that all wait for. A lower priority would
-    not do: Linux weighs threads by it within a session only, and each process has its own. What
-    counts is the thread's CPU time, so a writer that waits for slow storage need not rest as well.
+    Several servers may share a machine with a trainer that all wait for. A lower priority did not
+    do (docs/log.md). What counts is the thread's CPU time, so a writer that waits for slow storage
+    need not rest as well.
     """
 
     def __init__(self, span_s: float) -> None:
