@@ -17,8 +17,8 @@ from rich.progress import Progress
 import planaria
 from planaria import kernels
 from planaria.cluster.files import write_atomically
-from planaria.cluster.resuming import FROM_THE_BEGINNING, Start, find_start
-from planaria.cluster.run import JobRun
+from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption, find_start
+from planaria.cluster.run import INTERRUPTED, JobRun
 from planaria.cluster.scrub import running_jobs
 from planaria.cluster.scrub import scrub as scrub_job
 from planaria.comparing.command import compare_command
@@ -28,12 +28,13 @@ from planaria.errors import (
     ClusterError,
     ConfigError,
     DamagedCheckpoint,
+    Interrupted,
     LossError,
     PlanariaError,
 )
 from planaria.exporting import check_free, export, open_model
 from planaria.planning.command import leave, plan
-from planaria.schedule import Event, parse_freeze, parse_kill, resolve
+from planaria.schedule import Fault, parse_freeze, parse_kill, resolve
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -144,7 +145,7 @@ def drill(
     """
     _check_report(report)
     job, schedule = _read(config, sets, kill, freeze)
-    if job.strategy != "erasure":
+    if not job.survival.keeps_parity:
         leave(
             EXIT_CONFIG,
             f"strategy: expected erasure for a drill, got {job.strategy}; planaria compare shows "
@@ -226,12 +227,12 @@ app.command("compare")(compare_command)
 
 def _read(
     path: Path | None, sets: list[str] | None, kill: list[str] | None, freeze: list[str] | None
-) -> tuple[Config, list[Event]]:
+) -> tuple[Config, list[Fault]]:
     try:
         job = Config.load(path, sets or ())
-        events: list[Event] = [parse_kill(text) for text in kill or ()]
-        events += [parse_freeze(text) for text in freeze or ()]
-        return job, resolve(events, job)
+        faults: list[Fault] = [parse_kill(text) for text in kill or ()]
+        faults += [parse_freeze(text) for text in freeze or ()]
+        return job, resolve(faults, job)
     except ConfigError as error:
         leave(EXIT_CONFIG, str(error))
 
@@ -239,9 +240,9 @@ def _read(
 def _run(
     title: str,
     job: Config,
-    schedule: Sequence[Event],
+    schedule: Sequence[Fault],
     report: Path | None,
-    start: Start = FROM_THE_BEGINNING,
+    start: Resumption = FROM_THE_BEGINNING,
 ) -> dict[str, Any]:
     display = Display(console, title, job)
     try:
@@ -251,10 +252,12 @@ def _run(
     try:
         with display:
             return run.run()
-    except KeyboardInterrupt:
-        sentence = f"interrupted; all processes were stopped{run.saves.way_back(start.step)}"
+    except (KeyboardInterrupt, Interrupted) as why:
+        sentence = str(why) or f"{INTERRUPTED}; all processes were stopped{run.saves.way_back()}"
         _write(report, run.report_failure(ClusterError(sentence)))
         leave(EXIT_INTERRUPTED, sentence)
+    except ConfigError as error:  # what the machine does not have room for
+        leave(EXIT_CONFIG, str(error))
     except PlanariaError as error:
         _write(report, run.report_failure(error))
         leave(EXIT_LOST if isinstance(error, LossError) else EXIT_FAILED, str(error))

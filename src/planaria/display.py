@@ -12,8 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from planaria.cluster.run import Progress
+from planaria.cluster.reporting import Progress
 from planaria.config import Config
+from planaria.tables import make_arenas
 
 RECENT_STEPS = 50  # over which the rate is taken
 QUIET_S = 10.0  # without a terminal: the longest time between two lines
@@ -37,6 +38,7 @@ class Display:
     def __enter__(self) -> Display:
         if self.live:
             self.live.start()
+            self.live.update(Text(f"{self.title}: starting"))
         return self
 
     def __exit__(
@@ -49,61 +51,80 @@ class Display:
             self.live.stop()
 
     def __call__(self, line: str, progress: Progress) -> None:
+        now = time.monotonic()
         if line:
             # Above the panel, where there is one: it goes, and the lines stay.
-            text = f"{time.monotonic() - self.started:7.2f} s  {line}"
-            self.console.print(text, markup=False, soft_wrap=True)
+            self._print(now, line)
         if self.live:
             self.live.update(self._panel(progress))
-        elif progress.step_at and self._worth_a_line(progress):
-            now = time.monotonic()
-            self.said_at = now
-            self.next_tenth = progress.step * 10 // self.config.steps + 1
-            rate = _rate(progress, self.config)
-            self.console.print(
-                f"{now - self.started:7.2f} s  step {progress.step} of {self.config.steps}, "
-                f"{_quality(progress)}{', ' if rate else ''}{rate}",
-                soft_wrap=True,
-            )
+        elif self._worth_a_line(progress, now):
+            if progress.step_at:
+                self.next_tenth = progress.step * 10 // self.config.steps + 1
+            self._print(now, ", ".join(self._facts(progress)))
 
-    def _worth_a_line(self, progress: Progress) -> bool:
+    def _print(self, now: float, line: str) -> None:
+        self.said_at = now
+        text = f"{now - self.started:7.2f} s  {line}"
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def _worth_a_line(self, progress: Progress, now: float) -> bool:
         """At every tenth of the steps, and when nothing was said for a while."""
         tenth = progress.step * 10 >= self.config.steps * self.next_tenth
-        return tenth or time.monotonic() - self.said_at > QUIET_S
+        return bool(progress.step_at and tenth) or now - self.said_at > QUIET_S
+
+    def _facts(self, progress: Progress) -> list[str]:
+        """Short: on a line of 80 columns there is room for what comes first."""
+        if not progress.step_at:
+            return [progress.working or "starting"]
+        facts = [f"step {progress.step} of {self.config.steps}", f"loss {progress.loss:.4f}"]
+        if progress.auc is not None:
+            facts.append(f"AUC {progress.auc:.3f}")
+        rate = _rate(progress, self.config)
+        if rate:
+            left = (self.config.steps - progress.step) * self.config.batch
+            facts += [f"{rate:,.0f}/s", f"{_duration(left / rate)} left"]
+        if progress.saved:
+            facts.append(f"saved {progress.saved}")
+        if progress.working:
+            facts.append(progress.working)
+        return facts
 
     def _panel(self, progress: Progress) -> RenderableType:
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
-            self.title,
-            ProgressBar(self.config.steps, progress.step, width=32),
-            f"{progress.step}/{self.config.steps}",
-            _quality(progress),
-            _rate(progress, self.config),
+            self.title, ProgressBar(self.config.steps, progress.step, width=20), _memory(self.config)
         )
-        servers = Text()
-        for place in range(len(progress.servers)):
-            rows = progress.rebuilding.get(place)
-            state = "whole" if rows is None else f"rebuilding, {rows} rows"
-            servers.append(f" server:{place} ", "bold")
-            servers.append(state + " ", "green" if rows is None else "yellow")
-        return Group(bar, servers)
+        facts = Text(", ".join(self._facts(progress)), no_wrap=True, overflow="ellipsis")
+        processes = Text(no_wrap=True, overflow="ellipsis")
+        processes.append(f"{len(progress.trainers)} trainers, {len(progress.servers)} servers")
+        for place, rows in sorted(progress.rebuilding.items()):
+            processes.append(f" server:{place} rebuilds, {rows:,} rows", "yellow")
+        if progress.servers and not progress.rebuilding:
+            processes.append(" all whole", "green")
+        return Group(bar, facts, processes)
 
 
-def _quality(progress: Progress) -> str:
-    found = [f"training loss {progress.loss:.4f}"]
-    if progress.auc is not None:
-        found.append(f"AUC {progress.auc:.3f}")
-    if progress.normalized_entropy is not None:
-        found.append(f"entropy {progress.normalized_entropy:.3f}")
-    return ", ".join(found)
-
-
-def _rate(progress: Progress, config: Config) -> str:
+def _rate(progress: Progress, config: Config) -> float | None:
+    """Samples per second, of late."""
     recent = progress.step_at[-RECENT_STEPS:]
     if len(recent) < 2 or recent[-1][1] == recent[0][1]:
-        return ""
-    rate = (len(recent) - 1) * config.batch / (recent[-1][1] - recent[0][1])
-    return f"{rate:,.0f} samples/s"
+        return None
+    return (len(recent) - 1) * config.batch / (recent[-1][1] - recent[0][1])
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def _memory(config: Config) -> str:
+    """Of records and parity on all servers."""
+    arenas = make_arenas(config.tables, config.optimizer_rule)
+    size = sum(arena.rows * arena.words * 4 for arena in arenas)
+    return f"{size * (1 + config.layout.r / config.layout.k) / 1e6:,.0f} MB of records and parity"
 
 
 def show_report(console: Console, report: dict[str, Any]) -> None:
@@ -133,10 +154,12 @@ def show_report(console: Console, report: dict[str, Any]) -> None:
     for failure in report["failures"]:
         gap, rebuilt = failure["gap_ms"], failure["rebuilt_ms"]
         console.print(
-            f"{failure['who']}, step {failure['step']}: next step after "
+            f"{failure['who']}, step {failure['step']}, {failure['reason']}: next step after "
             f"{'-' if gap is None else f'{gap:.0f} ms'}, "
             f"{failure['rows_rebuilt']:,} records rebuilt"
-            f"{'' if rebuilt is None else f' in {rebuilt:.0f} ms'}"
+            f"{'' if rebuilt is None else f' in {rebuilt:.0f} ms'}",
+            markup=False,
+            soft_wrap=True,
         )
     for checkpoint in report["checkpoints"]:
         if "failed" in checkpoint:

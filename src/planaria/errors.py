@@ -11,7 +11,8 @@
     │   └── DamagedCheckpoint  it is torn, was tampered with, or lacks a file
     ├── WireError          a message is not of this protocol or not of this job
     ├── ClusterError       processes could not be started, or the job cannot go on
-    │   └── LossError      more was lost than the parity can bear
+    │   ├── LossError      more was lost than the parity can bear
+    │   └── Interrupted    somebody wanted the job to end
     └── StoreError         a server's store cannot do what was asked of it
         ├── StepError      a step arrived out of order
         ├── HistoryGone    a read reaches further back than the history does
@@ -91,3 +92,7 @@ class ClusterError(PlanariaError):
 
 class LossError(ClusterError):
     """More was lost than the parity can bear; the message names the groups."""
+
+
+class Interrupted(ClusterError):
+    """Somebody wanted the job to end before it was done; the message says what is saved."""

@@ -27,7 +27,7 @@ _WHO_IS = "WHO is server:2, server:any, server:any*2, trainer:1, spare:0 or coor
 
 
 @dataclass(frozen=True)
-class Event:
+class Fault:
     """What Kill and Freeze have in common.
 
     Without a number it is any `count` processes of the role, or the one coordinator. `str` gives
@@ -57,12 +57,12 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Kill(Event):
+class Kill(Fault):
     """SIGKILL: the process is gone, and everything that it held."""
 
 
 @dataclass(frozen=True)
-class Freeze(Event):
+class Freeze(Fault):
     """SIGSTOP, and SIGCONT after so many seconds: the process misses heartbeats, then wakes."""
 
     seconds: float
@@ -90,33 +90,33 @@ def parse_freeze(text: str) -> Freeze:
     return Freeze(*_victims("--freeze", text, match), seconds)
 
 
-def resolve(schedule: Sequence[Event], config: Config) -> list[Event]:
+def resolve(schedule: Sequence[Fault], config: Config) -> list[Fault]:
     """The schedule with a number in place of each `any`, ordered by step.
 
     Everything is within the job, and no process stands twice at one step. Which processes `any`
     means is a function of the seed, the role, the step and who else is named at that step.
     """
     named: set[tuple[int, str, int | None]] = set()
-    for event in schedule:
-        _check_range(event, config)
-        if event.is_named:
-            victim = (event.step, event.role, event.number)
+    for fault in schedule:
+        _check_range(fault, config)
+        if fault.is_named:
+            victim = (fault.step, fault.role, fault.number)
             if victim in named:
-                _refuse_event(event, f"expected {event.who} once at step {event.step}, not twice")
+                _refuse_fault(fault, f"expected {fault.who} once at step {fault.step}, not twice")
             named.add(victim)
-    resolved: list[Event] = []
-    for event in schedule:
-        if event.is_named:
-            resolved.append(event)
+    resolved: list[Fault] = []
+    for fault in schedule:
+        if fault.is_named:
+            resolved.append(fault)
             continue
-        numbers = _in_random_order(event, config)
-        free = [n for n in numbers if (event.step, event.role, n) not in named]
-        if len(free) < event.count:
-            _refuse_event(event, f"expected at most {len(free)}, for the others are named already")
-        chosen = sorted(free[: event.count])
-        named.update((event.step, event.role, n) for n in chosen)
-        resolved += [replace(event, number=n, count=1) for n in chosen]
-    return sorted(resolved, key=lambda event: event.step)
+        numbers = _in_random_order(fault, config)
+        free = [n for n in numbers if (fault.step, fault.role, n) not in named]
+        if len(free) < fault.count:
+            _refuse_fault(fault, f"expected at most {len(free)}, for the others are named already")
+        chosen = sorted(free[: fault.count])
+        named.update((fault.step, fault.role, n) for n in chosen)
+        resolved += [replace(fault, number=n, count=1) for n in chosen]
+    return sorted(resolved, key=lambda fault: fault.step)
 
 
 def processes(config: Config) -> dict[str, int]:
@@ -131,26 +131,26 @@ def _victims(option: str, text: str, match: re.Match[str]) -> tuple[str, int | N
     return match[1] or match[2], None if match[3] is None else int(match[3]), count, int(match[5])
 
 
-def _check_range(event: Event, config: Config) -> None:
-    if not 1 <= event.step <= config.steps:
-        _refuse_event(event, f"expected a step from 1 to {config.steps}")
-    if event.role == "coordinator":
+def _check_range(fault: Fault, config: Config) -> None:
+    if not 1 <= fault.step <= config.steps:
+        _refuse_fault(fault, f"expected a step from 1 to {config.steps}")
+    if fault.role == "coordinator":
         return
-    there = processes(config)[event.role]
+    there = processes(config)[fault.role]
     if there == 0:
-        _refuse_event(event, f"this job has no {event.role}s")
-    if event.number is not None and event.number >= there:
-        _refuse_event(event, f"expected {event.role}:0 to {event.role}:{there - 1}")
-    if event.count > there:
-        _refuse_event(event, f"expected at most {there} {event.role}s")
+        _refuse_fault(fault, f"this job has no {fault.role}s")
+    if fault.number is not None and fault.number >= there:
+        _refuse_fault(fault, f"expected {fault.role}:0 to {fault.role}:{there - 1}")
+    if fault.count > there:
+        _refuse_fault(fault, f"expected at most {there} {fault.role}s")
 
 
-def _in_random_order(event: Event, config: Config) -> list[int]:
+def _in_random_order(fault: Fault, config: Config) -> list[int]:
     def draw(number: int) -> bytes:
-        text = f"{config.seed} {event.role} {event.step} {number}"
+        text = f"{config.seed} {fault.role} {fault.step} {number}"
         return hashlib.sha256(text.encode()).digest()
 
-    return sorted(range(processes(config)[event.role]), key=draw)
+    return sorted(range(processes(config)[fault.role]), key=draw)
 
 
 def _refuse(option: str, text: str, reason: str) -> NoReturn:
@@ -158,5 +158,5 @@ def _refuse(option: str, text: str, reason: str) -> NoReturn:
     raise ConfigError(f"{option} {shown}: {reason}")
 
 
-def _refuse_event(event: Event, reason: str) -> NoReturn:
-    _refuse("--freeze" if isinstance(event, Freeze) else "--kill", str(event), reason)
+def _refuse_fault(fault: Fault, reason: str) -> NoReturn:
+    _refuse("--freeze" if isinstance(fault, Freeze) else "--kill", str(fault), reason)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from planaria.cluster.files import JobFiles
-from planaria.cluster.node import EXIT_FAILED, EXIT_FENCED, EXIT_ORPHAN, EXIT_REFUSED
 from planaria.cluster.nursery import serve
+from planaria.control.supervising import EXIT_DONE, EXIT_FAILED, EXIT_FENCED, EXIT_ORPHAN, EXIT_REFUSED
 from planaria.coordinator.machine import FENCED
 from planaria.errors import CheckpointError, DataError
 from planaria.wire.messages import Member

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-import queue
+import secrets
 import time
-from typing import Any
 
 from planaria.cluster.files import JobFiles
-from planaria.cluster.node import POLL_MS, Node
+from planaria.cluster.node import POLL_MS, Node, log
 from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine, first_state
+from planaria.coordinator.watch import Silence, Watch
+from planaria.wire.control import Control, Finished, Silent, Viewed, WantMore
 from planaria.wire.machine import Outbox
-from planaria.wire.messages import NO_VIEW, Install, Member, Message, Spawn, Stop, Suspect
+from planaria.wire.messages import (
+    NO_VIEW,
+    Heartbeat,
+    Install,
+    Member,
+    Message,
+    Spawn,
+    Suspect,
+)
 
 ORPHANS_S = 0.2  # how long processes without a supervisor may take to end
 
 
 class CoordinatorNode(Node):
     def __init__(self, files: JobFiles, member: Member) -> None:
-        self._suspects: queue.SimpleQueue[Member] = queue.SimpleQueue()
         super().__init__(files, member, "coordinator")
         config = self.config
+        self.owner = f"{member} {secrets.token_hex(8)}"  # no other process ever has this name
+        epoch = files.claim(self.owner)
         saved = files.load()
         state = saved or first_state(
+            epoch,
             [f"server-{place}" for place in range(config.servers)],
             [f"trainer-{rank}" for rank in range(config.ranks)],
             committed=files.start(),
@@ -29,52 +40,73 @@ class CoordinatorNode(Node):
         self.machine = CoordinatorMachine(
             state,
             config.layout,
-            restarted=saved is not None,
+            epoch=epoch,
             now=time.monotonic(),
             retry_s=config.cluster.retry_ms / 1000,
             deadline_s=config.cluster.deadline_s,
-            partial=config.strategy == "cpr",
+            partial=config.survival.partial,
         )
-        self.limit_s = config.cluster.heartbeat_limit_ms / 1000
-        self.heard: dict[Member, float] = {}
+        self.watch = Watch(config.cluster.heartbeat_limit_ms / 1000, config.cluster.hang_limit_s)
+        if saved:  # everybody was there once: who does not show up is silent
+            for expected in self.machine.members:
+                self.watch.heard(expected, time.monotonic())
         self.book.update(state.install.addresses)
         self._announced: Install | None = None
-
-    def _on_order(self, order: dict[str, Any]) -> None:
-        super()._on_order(order)
-        if "suspect" in order:
-            self._suspects.put(order["suspect"])
+        self._silent: dict[Member, Silence] = {}  # found to be, and not given up so far
+        self._beat_at = 0.0
+        self._again = 0
 
     def _on_orphan(self) -> None:
         """Cleans up in the supervisor's place; the others end at the same moment."""
         time.sleep(ORPHANS_S)
-        self.files.remove()
+        self.files.remove(keep_logs=True)
+
+    def on_orders(self) -> None:
+        """Who has ended, and whether somebody wants everybody to start afresh."""
+        self.machine.partial &= self.orders.partial
+        for member in self.orders.gone:
+            if member not in self.machine.dead:
+                self._suspect(member, gone=True)
+        if self.orders.again > self._again:
+            self._again = self.orders.again
+            self._after(self.machine.start_afresh(time.monotonic()))
 
     def run(self) -> str:
         self._after(self.machine.take_outbox())
-        last = time.monotonic()
         while not self.machine.finished:
             self.transport.poll(POLL_MS)
             now = time.monotonic()
-            if now - last > self.limit_s / 2:  # it is this process that slept, not the others
-                self.heard = dict.fromkeys(self.heard, now)
-            last = now
+            self.line.turn()
+            self._beat(now)
             for envelope in self.transport.receive():
-                self.heard[envelope.sender] = now
                 self.book[envelope.sender] = envelope.address
+                if isinstance(envelope.message, Control):
+                    self.on_control(envelope.message)
+                    continue
+                age_ms = getattr(envelope.message, "age_ms", 0)
+                self.watch.heard(envelope.sender, now, age_ms / 1000)
                 self._receive(envelope.sender, envelope.message)
-            self.machine.partial &= self.told.get("partial", True)
-            while not self._suspects.empty():
-                self._receive(SUPERVISOR, Suspect(view=NO_VIEW, member=self._suspects.get_nowait()))
-            for member, at in self.heard.items():
-                if now - at > self.limit_s and member in self.machine.members:
-                    if member not in self.machine.dead:
-                        self.link.say("silent", member=member)
-                        self._receive(SUPERVISOR, Suspect(view=NO_VIEW, member=member))
+            for silence in self.watch.tick(now):
+                if silence.member not in self.machine.members:
+                    self.watch.forget(silence.member)
+                elif silence.member not in self.machine.dead:
+                    self._silent[silence.member] = silence
+                    self._suspect(silence.member, gone=False)
             self._after(self.machine.tick(now))
-        self.link.say("finished", failure=self.machine.failure)
+        log(f"the job is over: {self.machine.failure or 'done'}")
+        self.line.tell(Finished(failure=self.machine.failure))
+        self.last_words()
         self.transport.close()  # once everybody has been told to stop
         return self.machine.failure or ""
+
+    def _beat(self, now: float) -> None:
+        """From the main loop itself: the supervisor replaces a coordinator that hangs."""
+        if now - self._beat_at >= self.config.cluster.heartbeat_ms / 1000:
+            self._beat_at = now
+            self.line.say(Heartbeat(view=NO_VIEW))
+
+    def _suspect(self, member: Member, *, gone: bool) -> None:
+        self._receive(SUPERVISOR, Suspect(view=NO_VIEW, member=member, gone=gone))
 
     def _receive(self, sender: Member, message: Message) -> None:
         self._after(self.machine.receive(sender, message, time.monotonic()))
@@ -83,25 +115,27 @@ class CoordinatorNode(Node):
         """Saves before it sends: what was never saved was never said."""
         state = self.machine.take_state()
         if state is not None:
-            self.files.save(state)
-        to_members: Outbox = []
+            self.files.save(state, self.owner)
+        for member in sorted(self._silent.keys() & self.machine.dead):
+            silence = self._silent.pop(member)
+            log(f"{member} is given up: {silence}")
+            self.line.tell(Silent(member=member, seconds=silence.seconds, hung=silence.hung))
         for to, message in outbox:
-            if to != SUPERVISOR:
-                to_members.append((to, message))
-            elif isinstance(message, Spawn):
-                self.link.say("spawn", role=message.role, count=message.count)
-            elif isinstance(message, Stop):
-                pass  # said by `run`
-        self.post(to_members)
-        install = self.machine.install
-        if install is not self._announced and install.addresses:
-            if self._announced is None or install.view != self._announced.view:
-                self.link.say(
-                    "view",
-                    view=list(install.view),
-                    committed=install.committed,
-                    servers=install.servers,
-                    trainers=install.trainers,
-                    rebuilding=install.rebuilding,
-                )
-            self._announced = install
+            if to == SUPERVISOR and isinstance(message, Spawn):
+                self.line.tell(WantMore(role=message.role, count=message.count))
+        self.post([(to, message) for to, message in outbox if to != SUPERVISOR])
+        self._announce(self.machine.install)
+
+    def _announce(self, install: Install) -> None:
+        if install is self._announced or not install.addresses:
+            return
+        if self._announced is None or install.view != self._announced.view:
+            viewed = Viewed(
+                view=install.view,
+                committed=install.committed,
+                servers=install.servers,
+                trainers=install.trainers,
+                rebuilding=install.rebuilding,
+            )
+            self.line.tell(viewed)
+        self._announced = install

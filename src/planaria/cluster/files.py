@@ -1,18 +1,26 @@
-"""The job's folder: what its processes must share before they can talk.
+"""The job's folder: what its processes must share before they can talk, and their logs.
 
-supervisor         the process that the job ends with
-config.json        the checked configuration
-start              the step of the checkpoint that the job starts from; 0 for none
-keys               token and CURVE keys, readable by the owner alone
-coordinator.json   views used and membership in force; written atomically
-*.ipc              sockets, where the transport is ipc
+    <home>/jobs/<name>/
+        supervisor            the process that the job ends with, and when it was started
+        supervisor.address    where it listens
+        config.json           the checked configuration
+        start.json            the job's identity, and the step that its processes start from
+        keys                  token and CURVE keys, readable by the owner alone
+        coordinator.address   where the coordinator listens, for whoever looks from outside
+        epoch-*, coordinator-*.json   views used and membership in force; see `EpochFiles`
+        *.ipc                 sockets, where the transport is ipc
+        logs/                 what each process printed; kept if anything went wrong
+
+<home> is PLANARIA_HOME, or planaria in XDG_STATE_HOME: not a temporary folder, which others clean.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,25 +28,62 @@ from typing import Any
 import msgspec
 
 from planaria.cluster.transport import Keys
-from planaria.coordinator.machine import CoordinatorState
+from planaria.config import Config
 from planaria.errors import ClusterError
+from planaria.wire.messages import Member
+
+JOBS_KEPT = 20  # folders of ended jobs, for their logs
+
+
+class Beginning(msgspec.Struct, frozen=True):
+    """Which job it is, and the step of the checkpoint that its processes start from; 0: none."""
+
+    job: str
+    step: int = 0
+
+
+def home() -> Path:
+    """Where jobs have their folders."""
+    if given := os.environ.get("PLANARIA_HOME"):
+        return Path(given).absolute()
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state).absolute() / "planaria"
 
 
 @dataclass(frozen=True)
 class JobFiles:
     folder: Path
 
-    def create(self, config: dict[str, Any], *, encrypt: bool, start: int = 0) -> None:
-        keys = Keys.make(secrets.token_bytes(16), encrypt=encrypt)
-        write_atomically(self.folder / "supervisor", str(os.getpid()).encode())
-        write_atomically(self.folder / "config.json", msgspec.json.encode(config))
-        write_atomically(self.folder / "start", str(start).encode())
+    @classmethod
+    def fresh(cls) -> JobFiles:
+        """A new folder, readable by the owner alone."""
+        jobs = home() / "jobs"
+        try:
+            jobs.mkdir(parents=True, exist_ok=True, mode=0o700)
+            forget_old(jobs)
+            folder = jobs / f"{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+            (folder / "logs").mkdir(parents=True, mode=0o700)
+            folder.chmod(0o700)
+        except OSError as error:
+            raise ClusterError(
+                f"no folder for the job could be made: {error}; set PLANARIA_HOME to one with room"
+            ) from None
+        return cls(folder)
+
+    def create(self, config: Config, beginning: Beginning) -> Keys:
+        """Everything but where the supervisor listens."""
+        keys = Keys.make(secrets.token_bytes(16), encrypt=config.cluster.encrypted)
+        write_atomically(self.folder / "supervisor", f"{os.getpid()} {_born(os.getpid())}".encode())
+        write_atomically(self.folder / "config.json", msgspec.json.encode(config.to_dict()))
+        write_atomically(self.folder / "start.json", msgspec.json.encode(beginning))
         write_atomically(self.folder / "keys", msgspec.msgpack.encode(keys), 0o600)
+        return keys
 
     def running(self) -> bool:
         """Whether the job's supervisor is there; a folder may outlive it where all was killed."""
         try:
-            return Path(f"/proc/{int((self.folder / 'supervisor').read_text())}").exists()
+            pid, born = (self.folder / "supervisor").read_text().split()
+            return _born(int(pid)) == born
         except (OSError, ValueError):
             return False
 
@@ -46,30 +91,56 @@ class JobFiles:
         config: dict[str, Any] = msgspec.json.decode((self.folder / "config.json").read_bytes())
         return config
 
+    def beginning(self) -> Beginning:
+        return msgspec.json.decode((self.folder / "start.json").read_bytes(), type=Beginning)
+
     def start(self) -> int:
-        return int((self.folder / "start").read_text())
+        return self.beginning().step
+
+    def job(self) -> str:
+        return self.beginning().job
 
     def keys(self) -> Keys:
         return msgspec.msgpack.decode((self.folder / "keys").read_bytes(), type=Keys)
 
-    def save(self, state: CoordinatorState) -> None:
-        """Refuses when another coordinator, of a later epoch, has taken over."""
-        on_disk = self.load()
-        if on_disk and on_disk.epoch > state.epoch:
-            raise ClusterError(f"epoch {on_disk.epoch} has replaced this coordinator's")
-        write_atomically(self.folder / "coordinator.json", msgspec.json.encode(state))
+    def supervisor(self) -> str:
+        """Where it listens."""
+        return (self.folder / "supervisor.address").read_text()
 
-    def load(self) -> CoordinatorState | None:
-        try:
-            text = (self.folder / "coordinator.json").read_bytes()
-        except FileNotFoundError:
-            return None
-        return msgspec.json.decode(text, type=CoordinatorState)
+    def log(self, member: Member) -> Path:
+        return self.folder / "logs" / f"{member}.log"
 
-    def remove(self) -> None:
-        """Only what is a job's folder: it has keys in it."""
-        if (self.folder / "keys").exists():
+    def bind_address(self, config: Config, member: Member) -> str:
+        """Wildcard ports are given out by the system, and paths are named after the process."""
+        if config.cluster.transport == "ipc":
+            return f"ipc://{self.folder}/{member}.ipc"
+        return f"tcp://{config.cluster.host}:*"
+
+    def remove(self, *, keep_logs: bool = False) -> None:
+        """Only what is a job's folder: it has logs in it."""
+        logs = self.folder / "logs"
+        if not logs.is_dir():
+            return
+        if not keep_logs:
             shutil.rmtree(self.folder, ignore_errors=True)
+            return
+        for path in self.folder.iterdir():
+            if path != logs:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+def forget_old(jobs: Path) -> None:
+    """Removes the folders of jobs that have ended, but for the newest."""
+    ended = [folder for folder in jobs.iterdir() if not JobFiles(folder).running()]
+    by_age = sorted(ended, key=lambda folder: folder.stat().st_mtime, reverse=True)
+    for folder in by_age[JOBS_KEPT:]:
+        JobFiles(folder).remove()
+
+
+def _born(pid: int) -> str:
+    """When a process was started, by the kernel's count; numbers of processes are used again."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:

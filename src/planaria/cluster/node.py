@@ -1,79 +1,40 @@
-"""What all processes of a job do: listen, beat, obey the supervisor, and leave when told to.
+"""What all processes of a job do: listen, tell, obey the supervisor, and leave when told to.
 
-The supervisor holds the other ends of a process's standard input and output. It writes lines of
-JSON (where the coordinator is, who is suspected) and reads events. When its end of standard input
-closes, it is gone, and the process leaves at once: no orphans, however the supervisor ended.
+Messages of every kind, rows and orders, come through one socket. Standard input is a lifeline and
+nothing else: when its other end closes, the supervisor is gone, and the process leaves at once: no
+orphans, however the supervisor ended. Whatever a process prints is in its log.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-import zmq
-
 from planaria.cluster.files import JobFiles
+from planaria.cluster.line import Line
 from planaria.cluster.transport import Transport
 from planaria.config import Config
+from planaria.control.supervising import EXIT_ORPHAN
 from planaria.coordinator.machine import DONE
-from planaria.wire.codec import Envelope, encode
+from planaria.wire.codec import Envelope
+from planaria.wire.control import Control, Heard, Left, Listening, Obeyed, Orders
 from planaria.wire.machine import COORDINATOR, Machine, Outbox
-from planaria.wire.messages import NO_VIEW, Delta, Heartbeat, Hello, Member, Message, Stop
+from planaria.wire.messages import NO_VIEW, Delta, Hello, Member, Message, Stop
 
 if TYPE_CHECKING:
-    from planaria.cluster.saving import PartSaver
+    from planaria.cluster.parts import PartSaver
 
-EXIT_FAILED = 1  # with an exception, which is in the log
-EXIT_ORPHAN = 5
-EXIT_FENCED = 6
-EXIT_REFUSED = 7  # for a reason that the last line of the log tells the user
-POLL_MS = 20  # of the coordinator, whom the supervisor tells of deaths
+POLL_MS = 20  # of the coordinator, who looks for silent members meanwhile
 IDLE_MS = 100  # of members, who are woken by messages
 HELLO_S = 0.1
-
-
-class Link:
-    """The line to the supervisor."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._out = os.fdopen(os.dup(1), "wb", buffering=0)
-        # Whatever else prints must not get between the events.
-        os.dup2(2, 1)
-
-    def say(self, event: str, **facts: Any) -> None:
-        line = msgspec.json.encode({"event": event, "at": time.monotonic(), **facts}) + b"\n"
-        with self._lock:
-            try:
-                self._out.write(line)
-            except BrokenPipeError:
-                pass  # the supervisor is gone: whoever listens to it notices, and ends the process
-
-    def listen(
-        self, on_order: Callable[[dict[str, Any]], None], on_orphan: Callable[[], None]
-    ) -> None:
-        """Calls `on_order` for each line from the supervisor, in a thread of its own.
-
-        When the supervisor is gone, it calls `on_orphan` and ends the process.
-        """
-
-        def read() -> None:
-            # Not sys.stdin: a thread that waits in it makes the interpreter abort on its way out.
-            with os.fdopen(os.dup(0), "rb", buffering=0) as orders:
-                for line in orders:
-                    on_order(msgspec.json.decode(line))
-            on_orphan()
-            os._exit(EXIT_ORPHAN)
-
-        threading.Thread(target=read, daemon=True).start()
+LAST_WORDS_S = 5.0  # within which the supervisor must have heard everything, before a process ends
 
 
 class Node:
-    """A process with sockets, a line to the supervisor, and a heart."""
+    """A process with a socket, a line to the supervisor, and a heart."""
 
     def __init__(self, files: JobFiles, member: Member, role: str) -> None:
         self.files = files
@@ -81,26 +42,30 @@ class Node:
         self.role = role
         self.config = Config.from_dict(files.config())
         self.keys = files.keys()
-        self.link = Link()
-        self.transport = Transport(member, self.keys, bind_address(self.config, files, member))
+        self.transport = Transport(member, self.keys, files.bind_address(self.config, member))
+        self.line = Line(
+            self.transport, files.supervisor(), self.config.cluster.heartbeat_ms / 1000
+        )
         self.book: dict[Member, str] = {}  # where members listen
-        self.coordinator = ""
+        self.orders = Orders()
         self.stopped: str | None = None
-        self.told: dict[str, Any] = {}  # the last of each order
-        self.link.listen(self._on_order, self._on_orphan)
-        self.link.say("listening", member=member, address=self.transport.address)
+        threading.Thread(target=self._watch_lifeline, daemon=True).start()
+        log(f"{member} listens at {self.transport.address}, process {os.getpid()}")
+        self.line.tell(Listening(role=role, address=self.transport.address))
 
-    def _on_order(self, order: dict[str, Any]) -> None:
-        """From the supervisor, in its own thread: only simple assignments here."""
-        self.told.update(order)
-        if "coordinator" in order:
-            self.coordinator = order["coordinator"]
+    def _watch_lifeline(self) -> None:
+        # Not sys.stdin: a thread that waits in it makes the interpreter abort on its way out.
+        with os.fdopen(os.dup(0), "rb", buffering=0) as lifeline:
+            while lifeline.read(1):
+                pass
+        self._on_orphan()
+        os._exit(EXIT_ORPHAN)
 
     def _on_orphan(self) -> None:
         """The supervisor is gone; called in the thread that noticed it."""
 
     def address_of(self, member: Member) -> str:
-        return self.coordinator if member == COORDINATOR else self.book.get(member, "")
+        return self.orders.coordinator if member == COORDINATOR else self.book.get(member, "")
 
     def post(self, outbox: Outbox) -> None:
         """Sends everything, each message encoded once however many it goes to."""
@@ -113,6 +78,31 @@ class Node:
                 encoded[id(message)] = self.transport.encode(message)
             self.transport.send(address, encoded[id(message)])
 
+    def on_control(self, message: Control) -> None:
+        match message:
+            case Heard():
+                self.line.heard(message.number)
+            case Orders():
+                if message.number > self.orders.number:
+                    self.orders = message
+                    if self.role != "coordinator":
+                        self.line.coordinator = message.coordinator
+                    self.on_orders()
+                self.line.say(Obeyed(number=self.orders.number))
+
+    def on_orders(self) -> None:
+        """After new orders."""
+
+    def last_words(self) -> None:
+        """Waits until the supervisor has heard everything, and ends the line."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        while self.line.unheard and time.monotonic() < deadline:
+            self.transport.poll(20)
+            for envelope in self.transport.receive():
+                if isinstance(envelope.message, Heard):
+                    self.line.heard(envelope.message.number)
+        self.line.close()
+
 
 class MemberNode(Node):
     """A server or trainer: a machine of views on top of a node."""
@@ -122,23 +112,27 @@ class MemberNode(Node):
 
     def run(self) -> str:
         """Until the coordinator says stop; returns its reason."""
-        threading.Thread(target=self._beat, daemon=True).start()
         last_hello, wait_ms = 0.0, 0
         while self.stopped is None:
             now = time.monotonic()
+            self.line.turn()
             if self.machine.install is None and now - last_hello > HELLO_S:
                 last_hello = now
                 self._hello()
             self.transport.poll(wait_ms)
             for envelope in sorted(self.transport.receive(), key=_can_wait):
-                self._handle(envelope.sender, envelope.address, envelope.message)
+                if isinstance(envelope.message, Control):
+                    self.on_control(envelope.message)
+                else:
+                    self._handle(envelope.sender, envelope.address, envelope.message)
                 if self.stopped is not None:
                     break
             self.post(self.machine.tick(time.monotonic()))
             wait_ms = self.work()
+        log(f"{self.member} leaves: {self.stopped}")
         if self.stopped == DONE:
-            self.saver.close()
-            self.link.say("left")
+            self.line.tell(Left())
+        self.last_words()
         return self.stopped
 
     def work(self) -> int:
@@ -155,8 +149,8 @@ class MemberNode(Node):
         install = self.machine.install
         if install is not None and install is not before:
             self.book.update(install.addresses)
-            alive = {*install.addresses.values(), self.coordinator}
-            self.transport.forget(alive)
+            self.transport.forget({*install.addresses.values(), self.orders.coordinator})
+            log(f"view {tuple(install.view)}, committed step {install.committed}")
             self.on_view()
         self.post(outbox)
 
@@ -169,34 +163,12 @@ class MemberNode(Node):
         )
         self.post([(COORDINATOR, hello)])
 
-    def _beat(self) -> None:
-        """A heart of its own, so that a long computation is not taken for death."""
-        dealer: zmq.Socket[bytes] | None = None
-        address = ""
-        frames = encode(
-            self.keys.token, self.member, self.transport.address, Heartbeat(view=NO_VIEW)
-        )
-        while True:
-            if self.coordinator and self.coordinator != address:
-                if dealer is not None:
-                    dealer.close(linger=0)
-                address = self.coordinator
-                dealer = self.transport.new_dealer(address)
-            if dealer is not None:
-                try:
-                    dealer.send_multipart(frames, zmq.NOBLOCK)
-                except zmq.ZMQError:
-                    pass
-            time.sleep(self.config.cluster.heartbeat_ms / 1000)
-
 
 def _can_wait(envelope: Envelope) -> bool:
     """Nobody's step waits for a delta: its acknowledgement is wanted only a step later."""
     return isinstance(envelope.message, Delta)
 
 
-def bind_address(config: Config, files: JobFiles, member: Member) -> str:
-    """Wildcard ports are given out by the system, and paths are named after the one process."""
-    if config.cluster.transport == "ipc":
-        return f"ipc://{files.folder}/{member}.ipc"
-    return f"tcp://{config.cluster.host}:*"
+def log(line: str) -> None:
+    """Standard error is the process's log."""
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, NoReturn
 
 import msgspec
 
@@ -42,10 +42,9 @@ _one_at_a_time = threading.Lock()  # who reaps is known to the kernel by process
 class Forked:
     """A child of this process that it has not started itself; what Popen offers of one."""
 
-    def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+    def __init__(self, pid: int, stdin: IO[bytes]) -> None:
         self.pid = pid
         self.stdin = stdin
-        self.stdout = stdout
         self._descriptor = os.pidfd_open(pid)
         self._code: int | None = None
 
@@ -79,12 +78,13 @@ class Nursery:
         """arguments: the command that ends in `serve`."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ready = False
-        with theirs, log.open("wb") as errors:
+        self._began = time.monotonic()
+        with theirs, log.open("ab") as out:
             self._process = subprocess.Popen(
                 arguments,
                 stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
+                stdout=out,
+                stderr=out,
                 env=environment,
                 start_new_session=True,
             )
@@ -93,35 +93,46 @@ class Nursery:
     def pid(self) -> int:
         return self._process.pid
 
+    def fileno(self) -> int:
+        """Readable when it is ready, or gone."""
+        return self._socket.fileno()
+
+    def ready(self) -> bool:
+        """Whether a trainer can be forked by now."""
+        if not self._ready:
+            with contextlib.suppress(BlockingIOError):
+                said = self._socket.recv(64, socket.MSG_DONTWAIT)
+                self._ready, self._broken = said == READY, said != READY
+        return self._ready
+
+    def gone(self) -> bool:
+        """Whether it has ended, or takes too long to be of any use."""
+        late = not self._ready and time.monotonic() - self._began > IMPORT_S
+        return late or self._broken or self._process.poll() is not None
+
     def fork(self, trainer: Trainer, log: Path) -> Forked | None:
-        """A new trainer; None if there is no nursery any more."""
+        """A new trainer; None if there is no nursery any more. It must be ready."""
         orders, stdin = os.pipe()
-        stdout, events = os.pipe()
-        ends: list[Any] = [
-            os.fdopen(stdin, "wb", buffering=0),
-            os.fdopen(stdout, "rb", buffering=0),
-        ]
+        lifeline = os.fdopen(stdin, "wb", buffering=0)
         pid = None
         try:
-            with log.open("wb") as errors:
-                pid = self._ask(trainer, [orders, events, errors.fileno()])
-            return Forked(pid, *ends)
+            with log.open("ab") as out:
+                pid = self._ask(trainer, [orders, out.fileno(), out.fileno()])
+            return Forked(pid, lifeline)
         except OSError:
+            self._broken = True
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-            for end in ends:
-                end.close()
+            lifeline.close()
             return None
         finally:
             os.close(orders)
-            os.close(events)
+
+    _broken = False
 
     def _ask(self, trainer: Trainer, descriptors: list[int]) -> int:
         """The number of a process that is now a child of this one."""
-        if not self._ready:
-            self._socket.settimeout(IMPORT_S)
-            self._ready = self._socket.recv(64) == READY
         self._socket.settimeout(FORK_S)
         with _given_orphans():
             socket.send_fds(self._socket, [msgspec.json.encode(trainer)], descriptors)

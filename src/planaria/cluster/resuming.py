@@ -6,8 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from planaria.checkpoints import RAW_BITS, Checkpoint, Found, Manifest, latest
+from planaria.cluster.archive import is_mixed
 from planaria.config import Config
 from planaria.errors import CheckpointError, ConfigError
+from planaria.exactness import Fingerprint
 
 # What decides the bits of a step beside tables and optimizer; servers, parity and k do not.
 MUST_STAY = ("seed", "batch", "trainers", "model.bottom", "model.top", "data.source", "data.zipf")
@@ -16,18 +18,22 @@ MAY_CHANGE = ("optimizer.lr", "optimizer.schedule", "optimizer.warmup_steps", "d
 
 
 @dataclass(frozen=True)
-class Start:
+class Resumption:
+    """The step that a job goes on from, and what it was until then."""
+
     step: int
     bytes: int = 0  # of the checkpoint
     notes: tuple[str, ...] = ()  # what the user should know
-    pls: float = 0.0  # what partial recovery had lost by then; see cluster.partial
+    pls: float = 0.0  # what partial recovery had lost by then; see control.losses
     pls_updates: float = 0.0
+    job: str = ""  # its identity
+    fingerprint: Fingerprint | None = None  # what the bits of its steps depend on
 
 
-FROM_THE_BEGINNING = Start(0)
+FROM_THE_BEGINNING = Resumption(0)
 
 
-def find_start(config: Config, *, resume: bool) -> Start:
+def find_start(config: Config, *, resume: bool) -> Resumption:
     """Raises ConfigError if there is nothing to resume from, or something that is in the way."""
     folder = config.checkpoint.path
     if folder is None:
@@ -51,23 +57,7 @@ def find_start(config: Config, *, resume: bool) -> Start:
     return FROM_THE_BEGINNING
 
 
-def roll_back_to(config: Config) -> Start | None:
-    """Where a job that has lost too much starts again; None if it must stop instead.
-
-    `erasure` rolls back if there is a checkpoint, the others always, to the beginning if need be.
-    """
-    folder = config.checkpoint.path
-    if config.strategy == "none" or folder is None or not config.saves:
-        return None
-    found = latest(folder, verify=True)
-    while found.checkpoint and _is_mixed(found.checkpoint):
-        found = latest(folder, before=found.checkpoint.step, verify=True)
-    if found.checkpoint:
-        return Start(found.checkpoint.step, found.checkpoint.manifest.bytes)
-    return None if config.strategy == "erasure" else FROM_THE_BEGINNING
-
-
-def _resume(config: Config, folder: str, found: Found) -> Start:
+def _resume(config: Config, folder: str, found: Found) -> Resumption:
     notes = [f"passed over step {step}: {why}" for step, _, why in found.passed_over]
     checkpoint = found.checkpoint
     if checkpoint is None:
@@ -83,19 +73,22 @@ def _resume(config: Config, folder: str, found: Found) -> Start:
             f"its weights have {checkpoint.manifest.bits} bits: the digest will be another than "
             "that of an uninterrupted run"
         )
-    if _is_mixed(checkpoint):
+    if is_mixed(checkpoint.manifest.extra):
         notes.append(
             "priority saves made it, and its rows are of different steps: the digest will be "
             "another than that of an uninterrupted run"
         )
     notes += _changes(config, checkpoint.manifest)
-    lost = {name: float(checkpoint.manifest.extra.get(name, 0)) for name in ("pls", "pls_updates")}
-    return Start(checkpoint.step, checkpoint.manifest.bytes, tuple(notes), **lost)
-
-
-def _is_mixed(checkpoint: Checkpoint) -> bool:
-    """Whether priority saves made it: rows that matter less are older than its step."""
-    return checkpoint.manifest.extra.get("rows") in ("priority", "interval")
+    manifest, extra = checkpoint.manifest, checkpoint.manifest.extra
+    return Resumption(
+        checkpoint.step,
+        manifest.bytes,
+        tuple(notes),
+        float(extra.get("pls", 0)),
+        float(extra.get("pls_updates", 0)),
+        manifest.job,
+        Fingerprint.from_dict(extra["fingerprint"]) if "fingerprint" in extra else None,
+    )
 
 
 def _require_fit(config: Config, checkpoint: Checkpoint) -> None:

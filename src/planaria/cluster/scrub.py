@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from pathlib import Path
 
-from planaria.cluster.files import JobFiles
+from planaria.cluster.files import JobFiles, home
 from planaria.cluster.transport import Transport
 from planaria.errors import ClusterError
 from planaria.wire.messages import NO_VIEW, Scrub, Scrubbed
@@ -16,7 +15,7 @@ ASK_AGAIN_S = 2.0
 
 def running_jobs() -> list[Path]:
     """The folders of the jobs that this user runs on this machine."""
-    addresses = Path(tempfile.gettempdir()).glob("planaria-*/coordinator.address")
+    addresses = (home() / "jobs").glob("*/coordinator.address")
     return sorted(a.parent for a in addresses if JobFiles(a.parent).running())
 
 

@@ -6,14 +6,13 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from planaria import kernels
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import IDLE_MS, MemberNode
-from planaria.cluster.saving import (
-    BaseOrder,
+from planaria.cluster.parts import (
     PartSaver,
     SavedRecords,
     reload_records,
@@ -26,10 +25,19 @@ from planaria.server.machine import ServerMachine
 from planaria.server.priorities import RULES, Mfu, Priorities
 from planaria.server.store import Store
 from planaria.tables import make_arenas
+from planaria.wire.control import (
+    Base,
+    Ready,
+    Rebuilding,
+    Rebuilt,
+    Refused,
+    Reloaded,
+    ScrubFound,
+    ServerHolds,
+)
 from planaria.wire.messages import Member, Message, Push
 
 REPORT_S = 0.2
-SAVES_COUNTED = 8  # of which is known what they lack; a lost server goes back to one of the last
 PAUSE_SHARE = 0.1
 MAX_PAUSE_S = 0.02
 
@@ -42,29 +50,21 @@ def resident_bytes() -> int:
 
 @dataclass
 class UpdateCount:
-    """How many row updates this process has made; and by step of a save, how many it had made then,
-    and how many of them that save and those before it do not have.
-    """
+    """How many row updates this process has made, and how many of them no save has."""
 
-    steps: int = 0
     total: int = 0
-    saves: dict[int, tuple[int, int]] = field(default_factory=dict)
+    saved_total: int = 0  # those made when it last saved
+    lacked: int = 0  # and those of them that were in no save then
 
     def note(self, pushes: Sequence[Push]) -> None:
-        self.steps += 1
         self.total += sum(len(index) for push in pushes for index in push.indices)
 
-    def saved(self, step: int, unsaved: int) -> None:
-        self.saves[step] = (self.total, unsaved)
-        for old in sorted(self.saves)[:-SAVES_COUNTED]:
-            del self.saves[old]
+    def saved(self, lacks: int) -> None:
+        self.saved_total, self.lacked = self.total, lacks
 
     @property
     def unsaved(self) -> int:
-        if not self.saves:
-            return self.total
-        total, unsaved = self.saves[max(self.saves)]
-        return unsaved + self.total - total
+        return self.lacked + self.total - self.saved_total
 
 
 class ServerNode(MemberNode):
@@ -73,6 +73,7 @@ class ServerNode(MemberNode):
         config = self.config
         kernels.set_threads(config.threads.server)
         optimizer = config.optimizer_rule
+        self._progress = 0
         job = ServerJob(
             make_arenas(config.tables, optimizer),
             config.layout,
@@ -87,14 +88,15 @@ class ServerNode(MemberNode):
             rebuild_jobs=config.rebuild.jobs,
             rebuild_bytes_per_s=config.rebuild.bytes_per_s,
             scrub_every=config.scrub.every_steps,
-            partial=config.strategy == "cpr",
+            partial=config.survival.partial,
+            on_progress=self._on_progress,
         )
         start = files.start()
         self.server = ServerMachine(member, job, fresh_place=place, restored_at=start or None)
         self.machine = self.server
         if start and self.server.store is not None:
-            restore_records(config, start, self.server.store)
-        self.saver = PartSaver(config, self.link.say, start, job.arenas, self.told)
+            restore_records(config, start, self.server.store, self._on_progress)
+        self.saver = PartSaver(config, self.line.tell, start, files.job(), job.arenas)
         self.updates = UpdateCount()
         self.priorities: Priorities | None = None
         self._priority_saves = 0  # in this interval
@@ -102,8 +104,14 @@ class ServerNode(MemberNode):
             self.server.on_applied = self._on_applied
             self._begin_priorities()
         self._was_whole = place is not None
-        self._said = 0.0
+        self._told = 0.0
         self._applied = (0, 0.0, 0.0)  # the last step seen, when it was, when to send its deltas
+        self.line.tell(Ready())
+
+    def _on_progress(self) -> None:
+        """Another piece of many records is there: initialised, restored or reloaded."""
+        self._progress += 1
+        self.line.working("filling its records", self._progress, self._progress + 1)
 
     def _handle(self, sender: Member, address: str, message: Message) -> None:
         super()._handle(sender, address, message)
@@ -114,22 +122,26 @@ class ServerNode(MemberNode):
         most: the pushes of the next wait for this server's vote.
         """
         server, store = self.server, self.server.store
-        step = self.saver.due(server.step)
+        step = self.saver.due(server.step, self.orders)
         if store is None or step is None:
             return
         if step != store.step:
             self.saver.missed(step, server.place)
         elif server.whole:
             self.saver.save(step, server.place, lambda: self._take(store, step))
+        elif step == self.config.steps:
+            self.saver.not_yet(step)  # nothing comes after it: it is saved when all is rebuilt
         else:
             self.saver.fail(step, server.place, "this server is being rebuilt")
 
     def _take(self, store: Store, step: int) -> SavedRecords:
         """What this save has of the records, as they are now."""
-        order = BaseOrder(**self.told.get("base", {}))
-        rule = self.priorities if self.told.get("partial", True) else None
-        if self.config.saves_last_step and step == self.config.steps:
-            rule = None  # the trained model: all rows of one step
+        order = self.orders.base
+        rule = self.priorities if self.orders.partial else None
+        whole = self.orders.save_all and step == self.orders.save_at
+        if whole or (self.config.saves_last_step and step == self.config.steps):
+            rule = None  # a model to go on from: all rows of one step
+            order = Base(keep_from=order.keep_from) if whole else order
         if rule is None:
             full = self.config.checkpoint.policy == "full"
             saved = take_records(store, step, None if full else order)
@@ -140,7 +152,8 @@ class ServerNode(MemberNode):
         unsaved = self.updates.unsaved
         if saved.rows != "priority":
             self._priority_saves = unsaved = 0
-        self.updates.saved(step, rule.unsaved if isinstance(rule, Mfu) else unsaved)
+        saved.lacks = rule.unsaved if isinstance(rule, Mfu) else unsaved
+        self.updates.saved(saved.lacks)
         return saved
 
     def _begin_priorities(self) -> None:
@@ -161,7 +174,7 @@ class ServerNode(MemberNode):
         self._save_if_due()  # time, too, can let a step go
         self._report()
         if self.server.done and not self.server.left:
-            self._tell_what_it_holds()
+            self._leave_when_saved()
         if not self.server.unsent or self.server.frozen():
             return IDLE_MS
         wait_s = self._protect_at() - time.monotonic()
@@ -185,33 +198,24 @@ class ServerNode(MemberNode):
     def _report(self) -> None:
         server = self.server
         for error in server.errors:
-            self.link.say("refused", what=error)
+            self.line.tell(Refused(what=error))
         server.errors.clear()
         for scrub in server.scrubbed:
-            self.link.say(
-                "scrubbed",
-                place=server.place,
-                round=scrub.number,
-                records=scrub.records,
-                wrong=scrub.wrong,
+            found = ScrubFound(
+                place=server.place, round=scrub.number, records=scrub.records, wrong=scrub.wrong
             )
+            self.line.tell(found)
         server.scrubbed.clear()
         if server.rebuilder is None:
             return
-        now = time.monotonic()
-        if self.server.job.partial and now - self._said > REPORT_S:
-            self._said = now
-            self.link.say("updates", place=server.place, **asdict(self.updates))
-        finished = server.whole and not self._was_whole
-        if finished or (not server.whole and now - self._said > REPORT_S):
-            self._said = now
-            self._was_whole = server.whole
-            self.link.say(
-                "rebuilt" if finished else "rebuilding",
-                place=server.place,
-                rows=server.rebuilder.rows_rebuilt,
-                bytes=server.rebuilder.bytes_rebuilt,
-            )
+        now, place = time.monotonic(), server.place
+        rows, size = server.rebuilder.rows_rebuilt, server.rebuilder.bytes_rebuilt
+        if server.whole and not self._was_whole:
+            self.line.tell(Rebuilt(place=place, rows=rows, bytes=size))
+        elif not server.whole and now - self._told > REPORT_S:
+            self._told = now
+            self.line.tell(Rebuilding(place=place, rows=rows))
+        self._was_whole = server.whole
 
     def on_view(self) -> None:
         if self.server.wants_save:
@@ -221,36 +225,40 @@ class ServerNode(MemberNode):
     def _fill_from_save(self) -> None:
         """Partial recovery: this server goes on from its last save, the others from where they are.
 
-        Nobody can go on without it, so it may take its time: the heart beats in another thread.
+        Nobody can go on without it, so it may take its time.
         """
         store = self.server.store
         assert store is not None
         began = time.monotonic()
-        saved = reload_records(self.config, store)
-        data = store.memory().data
-        self.link.say(
-            "reloaded",
+        saved = reload_records(self.config, self.files.job(), store, self._on_progress)
+        reloaded = Reloaded(
             place=self.server.place,
             step=store.step,
             saved=saved,
             rows=sum(arena.data_records for arena in store.arenas),
-            bytes=data,
+            bytes=store.memory().data,
             seconds=time.monotonic() - began,
         )
+        self.line.tell(reloaded)
         self._begin_priorities()
         self.post(self.server.filled())
 
-    def _tell_what_it_holds(self) -> None:
+    def _leave_when_saved(self) -> None:
+        """What it holds is told, and nobody needs it any more, when the trained model is saved."""
+        if not self.saver.last_done:
+            self.line.working("saving the last step", round(1000 * self.saver.done_share), 1001)
+            self.saver.give_up_stalled(self.server.place)
+            return
         store = self.server.store
         assert store is not None
         memory, digest = store.memory(), store.digest()
-        self.link.say(
-            "server done",
+        holds = ServerHolds(
             place=self.server.place,
-            digest=[str(digest.first), str(digest.second)],
+            digest=(str(digest.first), str(digest.second)),
             data=memory.data,
             parity=memory.parity,
             resident=resident_bytes(),
             refused=self.server.refused + self.transport.refused,
         )
+        self.line.tell(holds)
         self.post(self.server.leave())

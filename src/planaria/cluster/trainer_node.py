@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +13,11 @@ from planaria import kernels
 from planaria.checkpoints import DENSE
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import IDLE_MS, MemberNode
-from planaria.cluster.saving import PartSaver, SavedDense, read_dense
+from planaria.cluster.parts import PartSaver, SavedDense, read_dense
 from planaria.config import Config
 from planaria.data import Batch, CriteoFile, Source, Synthetic, sample_range
-from planaria.data.metrics import Labels, auc, normalized_entropy
-from planaria.errors import DataError
+from planaria.data.metrics import RecentQuality, quality_due
+from planaria.exactness import measure
 from planaria.kernels import Parts
 from planaria.kernels.types import Floats, Index, Records
 from planaria.tables import make_arenas
@@ -26,10 +25,21 @@ from planaria.trainer.dense import DenseState, sum_in_rank_order
 from planaria.trainer.dlrm import DLRM
 from planaria.trainer.machine import TrainerJob, TrainerMachine
 from planaria.trainer.routing import Router
+from planaria.wire.control import (
+    DataEnded,
+    HeldOut,
+    Ready,
+    Short,
+    StepDone,
+    TrainerHolds,
+    Waiting,
+)
 from planaria.wire.messages import Member, Message
 
-QUALITY_S = 0.5  # between two measurements while training
-QUALITY_SAMPLES = 16_384  # the last ones, over which it is measured
+QUALITY_SAMPLES = 16_384  # the last ones, over which it is measured while training
+EVALUATED_SAMPLES = 16_384  # at a time
+LOSSES_KEPT = 50  # of the last steps, over which the report takes the mean
+WAITED_S = 5.0  # before a trainer says whom it waits for
 
 
 @dataclass(frozen=True)
@@ -66,12 +76,13 @@ class Replica:
         self.state.restore(step, np.array(state))
 
 
-def make_source(config: Config) -> Source:
+def make_source(config: Config, on_progress: Callable[[], None] = lambda: None) -> Source:
+    """on_progress: called now and then while a file is scanned."""
     rows = config.model.table_rows
     if config.data.source == "synthetic":
         return Synthetic(rows, seed=config.seed, exponent=config.data.zipf)
     assert config.data.path is not None
-    return CriteoFile(config.data.path, rows)
+    return CriteoFile(config.data.path, rows, on_progress=on_progress)
 
 
 class TrainerNode(MemberNode):
@@ -82,7 +93,8 @@ class TrainerNode(MemberNode):
         kernels.set_threads(config.threads.trainer)
         optimizer = config.optimizer_rule
         self.arena = make_arenas(config.tables, optimizer)[0]
-        self.source = make_source(config)
+        self._scanned = 0
+        self.source = make_source(config, self._on_scanned)
         self.model = DLRM(
             len(config.tables), config.model.dim, config.model.bottom, config.model.top
         )
@@ -96,7 +108,7 @@ class TrainerNode(MemberNode):
         start = files.start()
         if start and rank is not None:
             self.dense.restore(start, read_dense(config, start))
-        self.saver = PartSaver(config, self.link.say, start, told=self.told)
+        self.saver = PartSaver(config, self.line.tell, start, files.job())
         job = TrainerJob(
             config.servers,
             [config.model.dim],
@@ -112,12 +124,14 @@ class TrainerNode(MemberNode):
         self.prepared: dict[int, Prepared] = {}
         self.losses: list[float] = []
         self.evaluated = False
-        in_a_batch = max(config.batch // config.trainers, 1)
-        self.recent: deque[tuple[Labels, Floats]] = deque(
-            maxlen=max(QUALITY_SAMPLES // in_a_batch, 1)
-        )
-        self._measured = time.monotonic()
-        self.link.say("ready", member=member)
+        self.recent = RecentQuality(QUALITY_SAMPLES)
+        self._moved = (0, time.monotonic())  # the step that it is at, and since when
+        self.data_ended: int | None = None  # the first step that there are no samples for
+        self.line.tell(Ready(fingerprint=measure(config).to_json()))
+
+    def _on_scanned(self) -> None:
+        self._scanned += 1
+        self.line.working("finding its samples", self._scanned, self._scanned + 1)
 
     # ------------------------------------------------------------------ a step
 
@@ -130,7 +144,7 @@ class TrainerNode(MemberNode):
         trainer, dense = self.trainer, self.dense
         if trainer.rank != 0 or trainer.blank:
             return
-        step = self.saver.due(dense.step)
+        step = self.saver.due(dense.step, self.orders)
         if step is None:
             return
         if step >= dense.oldest:
@@ -141,23 +155,46 @@ class TrainerNode(MemberNode):
     def work(self) -> int:
         """One thing at a time: what came meanwhile may be a vote that lets gradients go."""
         trainer = self.trainer
-        if (step := trainer.wants_ids()) is not None:
-            self.prepared[step] = self._prepare(step)
-            trainer.give_ids(step, self.prepared[step].rows)
+        self._save_if_due()  # the supervisor may want a step that is done
+        if (step := self._wants_ids()) is not None:
+            prepared = self._prepare(step)
+            if prepared is None:
+                return 0
+            self.prepared[step] = prepared
+            trainer.give_ids(step, prepared.rows)
         elif (found := None if trainer.shadow else trainer.ready()) is not None:
             self._compute(found)
             self._save_if_due()
         elif trainer.done and not trainer.left:
             if not self.evaluated and not trainer.shadow:
                 self._evaluate()
-            self._tell_what_it_holds()
+            self._leave_when_saved()
+            if not trainer.left:
+                return IDLE_MS
         else:
+            self._say_whom_it_waits_for()
             return IDLE_MS
         self.post(trainer.take_outbox())
         return 0
 
-    def _prepare(self, step: int) -> Prepared:
-        """Reads the samples of a step and sorts their rows by server."""
+    def _wants_ids(self) -> int | None:
+        step = self.trainer.wants_ids()
+        return None if step is None or step == self.data_ended else step
+
+    def _say_whom_it_waits_for(self) -> None:
+        """Now and then, so that a stalled job can name them."""
+        trainer, now = self.trainer, time.monotonic()
+        if self._moved[0] != trainer.step:
+            self._moved = (trainer.step, now)
+        elif now - self._moved[1] > WAITED_S and trainer.install and not trainer.blank:
+            self._moved = (trainer.step, now)
+            answered = trainer.answers.get(trainer.step, {})
+            places = [place for place in range(self.config.servers) if place not in answered]
+            what = "rows" if places else "gradients"
+            self.line.tell(Waiting(step=trainer.step, places=places, what=what))
+
+    def _prepare(self, step: int) -> Prepared | None:
+        """Reads the samples of a step and sorts their rows by server; None if there are none."""
         config = self.config
         if step <= config.steps:
             start, count = sample_range(step, self.trainer.rank, config.trainers, config.batch)
@@ -168,33 +205,34 @@ class TrainerNode(MemberNode):
             start += config.steps * config.batch
         batch = self.source.read(start, count)
         if step <= config.steps and len(batch) < count:
-            there = self.source.samples or 0
-            raise DataError(
-                f"step {step} wants more samples than data.path has: its {there} suffice for "
-                f"{there // config.batch} steps; lower steps or batch"
-            )
+            self.data_ended = step
+            self.line.tell(DataEnded(step=step, samples=self.source.samples or 0))
+            return None
         if len(batch) < count:
-            self.link.say("short", samples=len(batch), wanted=count)
+            self.line.tell(Short(samples=len(batch), wanted=count))
         unique, inverse = kernels.dedup((batch.ids + self.arena.first_rows).ravel())
         parts = self.router.partition(unique)
         ends = np.cumsum(parts.counts).tolist()
         runs = [slice(end - n, end) for end, n in zip(ends, parts.counts.tolist(), strict=True)]
         return Prepared(batch, inverse, parts, runs)
 
-    def _embeddings(self, prepared: Prepared, found: dict[int, list[Floats]]) -> Floats:
-        """[samples, tables, dim], in memory of their own."""
-        dim = self.config.model.dim
-        values = np.empty((len(prepared.parts.order), dim), np.float32)
+    def _values(self, prepared: Prepared, found: dict[int, list[Floats]]) -> Floats:
+        """[distinct rows, dim], in the order of their ids."""
+        values = np.empty((len(prepared.parts.order), self.config.model.dim), np.float32)
         for place, run in enumerate(prepared.runs):
             values[prepared.parts.order[run]] = found[place][0]
-        rows = kernels.gather(values.view(np.uint32), prepared.inverse).view(np.float32)
-        return rows.reshape(len(prepared.batch), -1, dim)
+        return values
+
+    def _embeddings(self, values: Floats, inverse: Index) -> Floats:
+        """[samples, tables, dim], in memory of their own."""
+        rows = kernels.gather(values.view(np.uint32), inverse).view(np.float32)
+        return rows.reshape(-1, len(self.config.tables), self.config.model.dim)
 
     def _compute(self, found: dict[int, list[Floats]]) -> None:
         trainer, step = self.trainer, self.trainer.step
         prepared = self.prepared[step]
         batch = prepared.batch
-        embeddings = self._embeddings(prepared, found)
+        embeddings = self._embeddings(self._values(prepared, found), prepared.inverse)
         gradients = self.model.step(batch.dense, embeddings, batch.labels, self.config.batch)
         summed = np.empty((len(prepared.parts.order), self.config.model.dim), np.float32)
         kernels.gradient_sum(
@@ -205,52 +243,62 @@ class TrainerNode(MemberNode):
         trainer.give_gradients(step, pushes, gradients.dense)
         for old in [s for s in self.prepared if s < step]:
             del self.prepared[old]
-        self._report(step, gradients.loss_sum, batch, gradients.logits)
+        self._report(step, gradients.loss_sum, prepared, gradients.logits)
 
-    def _report(self, step: int, loss_sum: float, batch: Batch, logits: Floats) -> None:
+    def _report(self, step: int, loss_sum: float, prepared: Prepared, logits: Floats) -> None:
+        batch, config = prepared.batch, self.config
         self.losses.append(loss_sum / len(batch))
+        del self.losses[:-LOSSES_KEPT]
+        auc = normalized_entropy = None
         if self.trainer.rank == 0:
-            self.recent.append((batch.labels, logits))
-            self.link.say("step", step=step, loss=self.losses[-1], **self._quality())
-
-    def _quality(self) -> dict[str, float]:
-        """Of the last samples, as they were predicted before they were learnt; now and then."""
-        now = time.monotonic()
-        if now - self._measured < QUALITY_S:
-            return {}
-        self._measured = now
-        labels, logits = map(np.concatenate, zip(*self.recent, strict=True))
-        chances = 1 / (1 + np.exp(-logits.astype(np.float64)))
-        measured = {
-            "auc": auc(labels, logits),
-            "normalized_entropy": normalized_entropy(labels, chances),
-        }
-        return {name: value for name, value in measured.items() if not np.isnan(value)}
+            self.recent.add(batch.labels, logits)
+            if quality_due(step, config.steps):
+                auc, normalized_entropy = self.recent.measure()
+        done = StepDone(
+            rank=self.trainer.rank,
+            step=step,
+            rows=prepared.parts.counts.tolist(),
+            loss=self.losses[-1],
+            auc=auc,
+            normalized_entropy=normalized_entropy,
+        )
+        self.line.tell(done)
 
     def _evaluate(self) -> None:
+        """The held-out samples, some at a time: there may be millions."""
         found = self.trainer.final_rows()
         if found is None:
             return
         self.evaluated = True
         prepared = self.prepared[self.config.steps + 1]
-        batch = prepared.batch
-        if not len(batch):
-            return
-        with torch.no_grad():
-            logits = self.model.forward(batch.dense, self._embeddings(prepared, found)).numpy()
-        self.link.say(
-            "evaluated",
-            rank=self.trainer.rank,
-            labels=batch.labels.astype(int).tolist(),
-            logits=[float(x) for x in logits],
-        )
+        batch, tables = prepared.batch, len(self.config.tables)
+        values = self._values(prepared, found)
+        for first in range(0, len(batch), EVALUATED_SAMPLES):
+            some = slice(first, first + EVALUATED_SAMPLES)
+            inverse = prepared.inverse[first * tables : some.stop * tables]
+            with torch.no_grad():
+                embeddings = self._embeddings(values, inverse)
+                logits = self.model.forward(batch.dense[some], embeddings).numpy()
+            held_out = HeldOut(
+                rank=self.trainer.rank,
+                first=first,
+                labels=batch.labels[some].astype(np.uint8),
+                logits=np.ascontiguousarray(logits, np.float32),
+            )
+            self.line.tell(held_out)
+            self.line.working("evaluating", first + len(batch.labels[some]), len(batch))
 
-    def _tell_what_it_holds(self) -> None:
+    def _leave_when_saved(self) -> None:
+        """What it holds is told, and nobody needs it any more, when the trained model is saved."""
+        if self.trainer.rank == 0 and not self.saver.last_done:
+            self.line.working("saving the last step", round(1000 * self.saver.done_share), 1001)
+            self.saver.give_up_stalled(DENSE)
+            return
         digest = self.dense.digest()
-        self.link.say(
-            "trainer done",
+        holds = TrainerHolds(
             rank=self.trainer.rank,
-            digest=[str(digest.first), str(digest.second)],
-            loss=float(np.mean(self.losses[-50:])) if self.losses else None,
+            digest=(str(digest.first), str(digest.second)),
+            loss=float(np.mean(self.losses)) if self.losses else None,
         )
+        self.line.tell(holds)
         self.post(self.trainer.leave())

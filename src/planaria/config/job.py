@@ -40,6 +40,7 @@ from planaria.layout import Layout, default_k
 from planaria.layout.groups import check_sizes
 from planaria.optimizers import NAMES as OPTIMIZERS
 from planaria.optimizers import Optimizer
+from planaria.strategies import STRATEGIES, Strategy
 from planaria.tables import MAX_ROWS, Table
 
 MAX_PROCESSES = 1024  # of one role
@@ -170,7 +171,7 @@ class ThreadsConfig:
 class Config:
     """A job. Make one with `load` or `from_dict`: the constructor checks nothing."""
 
-    strategy: Annotated[str, choice("erasure", "checkpoint", "cpr", "none")] = "erasure"
+    strategy: Annotated[str, choice(*STRATEGIES)] = "erasure"
     servers: Annotated[int, whole(1, MAX_PROCESSES)] = 6
     parity: Annotated[int, whole(0, MAX_R)] = 1
     k: Annotated[int | None, or_null(whole(1, MAX_K))] = None
@@ -223,12 +224,17 @@ class Config:
     @property
     def r(self) -> int:
         """Parity records per stripe: `parity`, if the strategy keeps any."""
-        return self.parity if self.strategy == "erasure" else 0
+        return self.survival.parity(self.parity)
+
+    @property
+    def survival(self) -> Strategy:
+        """The strategy, as an object that knows what it does."""
+        return STRATEGIES[self.strategy]
 
     @property
     def saves(self) -> bool:
         """Whether the job saves by itself: now and then, or in the end."""
-        return self.checkpoint.saves or self.strategy == "cpr" or self.saves_last_step
+        return self.checkpoint.saves or self.survival.partial or self.saves_last_step
 
     @property
     def saves_last_step(self) -> bool:
@@ -238,7 +244,7 @@ class Config:
     @property
     def saves_priorities(self) -> bool:
         """Whether saves have the rows that matter most, instead of all that changed."""
-        return self.strategy == "cpr" and self.cpr.variant != "vanilla"
+        return self.survival.partial and self.cpr.variant != "vanilla"
 
     @property
     def save_every_steps(self) -> int:
@@ -425,24 +431,24 @@ def _check_together(config: Config) -> None:
 
 
 def _check_checkpoint(config: Config) -> None:
-    chosen = config.checkpoint
+    chosen, survival = config.checkpoint, config.survival
     _require(
-        config.strategy != "checkpoint" or chosen.saves,
+        not survival.needs_saves or survival.partial or chosen.saves,
         "checkpoint.every_steps: expected 1 or more, because strategy is checkpoint and "
         "checkpoint.every_s is null, got 0",
     )
     _require(
-        config.strategy != "cpr" or chosen.saves or config.failures.mtbf_s is not None,
+        not survival.partial or chosen.saves or config.failures.mtbf_s is not None,
         "failures.mtbf_s: expected a number, because strategy is cpr and neither "
         "checkpoint.every_steps nor checkpoint.every_s says how often to save, got null",
     )
     _require(
-        config.strategy != "cpr" or chosen.every_s != "auto",
+        not survival.partial or chosen.every_s != "auto",
         "checkpoint.every_s: expected a number above 0 or null, because strategy cpr follows from "
         "cpr.target_pls and failures.mtbf_s, got 'auto'",
     )
     _require(
-        config.strategy != "cpr" or chosen.path is not None,
+        not survival.partial or chosen.path is not None,
         "checkpoint.path: expected a folder or a URL, because strategy is cpr, got null",
     )
     _require(

@@ -3,7 +3,8 @@
 The content is of the instant between two messages at which it was taken: a snapshot of a server's
 records, a copy of the dense network. There is one writer and one content at a time. A process that
 is due to save again waits a little for the writer before: if every process skipped what it is too
-slow for, no checkpoint might ever have all parts.
+slow for, no checkpoint might ever have all parts. The last step is waited for as long as its writer
+makes progress: it is what the job was for.
 
 The writer rests between pieces, so that it leaves the cores to training; see `Brake`.
 """
@@ -14,17 +15,13 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 
-import msgspec
 import numpy as np
 
 from planaria.checkpoints import (
     Checkpoint,
-    PartSummary,
     PartWriter,
     latest,
     make_encoding,
@@ -38,19 +35,18 @@ from planaria.server.priorities import Priorities
 from planaria.server.snapshot import Wanted, wanted_rows
 from planaria.server.store import Store
 from planaria.tables import Arena
+from planaria.wire.control import Base, Orders, PartFailed, PartSaved, SavedRows, Told
 
 PATIENCE = 0.25  # share of cluster.deadline_s, within which everybody must answer a view change
 CPU_SHARE = 0.03  # of one core: what a writer takes of it, while nobody waits
 SPREAD = 0.5  # share of the time between two saves, within which the writer is to be done
 DENSE_NAME = "dense"
+NO_ORDERS = Orders()
 
-Rows: TypeAlias = Literal["all", "changed", "priority", "interval"]
-"""Of what a save has: all records, those that changed since its base, or those that matter most;
-and `interval`, the latter with all records of the small tables, once per interval."""
 Rest: TypeAlias = Callable[[float], None]
 """Called by a writer with the share of its work that is done, now and then."""
-Say: TypeAlias = Callable[..., None]
-"""Tells the supervisor of an event, with its facts; from any thread."""
+Tell: TypeAlias = Callable[[Told], None]
+"""Tells the supervisor, from any thread."""
 
 
 class Content(Protocol):
@@ -61,8 +57,12 @@ class Content(Protocol):
         """The step since which it has what changed; None if it has everything."""
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> SavedRows:
         """Which records it has."""
+
+    @property
+    def lacks(self) -> int:
+        """Row updates up to now that neither it nor a save before it has."""
 
     @property
     def blocked_s(self) -> float:
@@ -86,6 +86,7 @@ class Brake:
     def __init__(self, span_s: float) -> None:
         """span_s: within which to be done."""
         self.rested_s = 0.0
+        self.done = 0.0  # the share that is written
         self._span_s = span_s
         self._began = time.monotonic()
         self._released = threading.Event()
@@ -97,6 +98,7 @@ class Brake:
 
     def rest(self, done: float) -> None:
         """Before every piece. done: which share of all is written with it."""
+        self.done = done
         used_s, now = time.thread_time(), time.monotonic()
         owed_s = (used_s - self._used_s) / CPU_SHARE - (now - self._at)
         rest_s = min(owed_s, self._began + done * self._span_s - now)
@@ -110,15 +112,10 @@ class PartSaver:
     """Saves the part of one process at every step that is due, and tells the supervisor."""
 
     def __init__(
-        self,
-        config: Config,
-        say: Say,
-        start: int,
-        arenas: Sequence[Arena] = (),
-        told: Mapping[str, Any] = MappingProxyType({}),
+        self, config: Config, tell: Tell, start: int, job: str = "", arenas: Sequence[Arena] = ()
     ) -> None:
-        """start: the last step that need not be saved. arenas: whose records are saved, if any.
-        told: the supervisor's orders, as they come.
+        """start: the last step that need not be saved. job: its identity, which parts carry.
+        arenas: whose records are saved, if any.
         """
         bits = config.checkpoint.bits
         self._encodings = [make_encoding(bits, arena.dim, arena.words) for arena in arenas]
@@ -126,30 +123,51 @@ class PartSaver:
         self._last_step = config.steps if config.saves_last_step else None
         self._folder = config.checkpoint.path
         self._sync = config.checkpoint.mode == "sync"
-        self._say = say
+        self._tell = tell
+        self._job = job
         self._patience_s = config.cluster.deadline_s * PATIENCE
-        self._last_s = config.cluster.deadline_s
-        self._told = told
+        self._sync_s = config.cluster.deadline_s / 2
+        self._stall_s = config.checkpoint.stall_s
         self._seen = start
         self._first: int | None = None  # the step that this process was at when it was first asked
         self._thread: threading.Thread | None = None
         self._brake = Brake(0.0)
         self._began: float | None = None  # the last save, or the work
+        self._moved: tuple[float, float] = (0.0, 0.0)  # share of the part that is written, since
+        self.last_done = self._last_step is None or start >= self._last_step
+        """Whether nothing of the last step is still to be saved here."""
 
-    def due(self, step: int) -> int | None:
-        """The step to save now, if one was reached since the last call; the latest of them."""
+    @property
+    def writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def done_share(self) -> float:
+        """Of the part that is being written."""
+        return self._brake.done
+
+    def due(self, step: int, orders: Orders = NO_ORDERS) -> int | None:
+        """The step to save now, if one was reached since the last call; the latest of them.
+
+        orders: the supervisor may want a step to be saved, and knows what is saved already.
+        """
         if step > 0 and self._first is None:
             self._first, self._began = step, time.monotonic()
+        self._seen = max(self._seen, orders.saved)
+        self.last_done |= orders.saved == self._last_step
+        wanted = orders.save_at if orders.save_at <= step else 0
+        if self.every:
+            wanted = max(wanted, step - step % self.every)
         if step == self._last_step:
             wanted = step
-        elif self.every:
-            wanted = step - step % self.every
-        else:
-            wanted = self._told.get("save_at", 0)
-        if not max(self._seen, 0) < wanted <= step:
+        if not self._seen < wanted:
             return None
         self._seen = wanted
         return wanted
+
+    def not_yet(self, step: int) -> None:
+        """What `due` gave cannot be saved at this moment, and must be asked for again."""
+        self._seen = step - 1
 
     def missed(self, step: int, place: int) -> None:
         """A step was due that is over here.
@@ -157,16 +175,22 @@ class PartSaver:
         If everybody knows of it beforehand, that is so in a replacement only, and its predecessor
         may have saved it.
         """
-        if self.every:
+        if self.every and step % self.every == 0:
             return
         late = self._first is not None and self._first <= step
         why = "it was told too late" if late else "it took the place of another after that step"
-        self._say("save failed", step=step, place=place, why=why, late=late)
+        self._tell(PartFailed(step=step, place=place, why=why, late=late))
 
     def save(self, step: int, place: int, take: Callable[[], Content]) -> None:
-        """take: what is to be saved, as of now; it is called once nothing else is being written."""
+        """take: what is to be saved, as of now; it is called once nothing else is being written.
+
+        If something is and this is the last step, it must be asked for again.
+        """
         began = time.monotonic()
-        if not self._wait(self._patience_s):
+        if not self._wait(0.0 if step == self._last_step else self._patience_s):
+            if step == self._last_step:
+                self.not_yet(step)
+                return
             why = "the part of the checkpoint before it is still being written; save less often"
             self.fail(step, place, why)
             return
@@ -176,23 +200,30 @@ class PartSaver:
             self.fail(step, place, f"nothing could be taken to be saved: {error}")
             return
         taken = time.monotonic()
-        blocked_until = None if self._sync else taken
         # The next save is as far away as the last one was.
         last, self._began = self._began or taken, taken
         self._brake = Brake(SPREAD * (taken - last))
+        if step == self._last_step:
+            self._brake.release()  # nothing else is left to do
         self._thread = threading.Thread(
-            target=self._write, args=(step, place, content, began, blocked_until), daemon=True
+            target=self._write, args=(step, place, content, began, taken), daemon=True
         )
         self._thread.start()
         if self._sync:
-            self._wait(self._last_s)
+            self._wait(self._sync_s)
 
     def fail(self, step: int, place: int, why: str) -> None:
-        self._say("save failed", step=step, place=place, why=why, late=False)
+        self._tell(PartFailed(step=step, place=place, why=why, late=False))
+        self.last_done |= step == self._last_step
 
-    def close(self) -> None:
-        """Waits for the last part, before the process says that it is done."""
-        self._wait(self._last_s)
+    def give_up_stalled(self, place: int) -> None:
+        """The last part, if nothing of it was written for too long: every wait has an end."""
+        now, done = time.monotonic(), self._brake.done
+        if done != self._moved[0] or not self.writing:
+            self._moved = (done, now)
+        elif now - self._moved[1] > self._stall_s and self._last_step is not None:
+            why = f"nothing was written for {self._stall_s:.0f} s (checkpoint.stall_s)"
+            self.fail(self._last_step, place, why)
 
     def _wait(self, limit_s: float) -> bool:
         if self._thread is not None:
@@ -203,38 +234,32 @@ class PartSaver:
             self._thread = None
         return True
 
-    def _write(
-        self, step: int, place: int, content: Content, began: float, blocked_until: float | None
-    ) -> None:
-        """blocked_until: None if the process waits for the part."""
+    def _write(self, step: int, place: int, content: Content, began: float, taken: float) -> None:
         assert self._folder is not None
         try:
             with (
                 contextlib.closing(content),
-                PartWriter(self._folder, step, place, self._encodings) as part,
+                PartWriter(self._folder, step, place, self._encodings, job=self._job) as part,
             ):
                 content.write(part, self._brake.rest)
                 summary = part.finish()
         except Exception as error:  # drivers of storage raise anything; nobody else would see it
             self.fail(step, place, str(error))
-        else:
-            blocked_s = (blocked_until or time.monotonic()) - began + content.blocked_s
-            self._say(
-                "saved",
-                step=step,
-                place=place,
-                part=msgspec.to_builtins(summary),
-                began=began,
-                base=content.base,
-                rows=content.rows,
-                blocked_s=blocked_s,
-                rested_s=self._brake.rested_s,
-            )
-
-
-def summary_of(facts: dict[str, object]) -> PartSummary:
-    """What `saved` said of a part."""
-    return msgspec.convert(facts, PartSummary, str_keys=True)
+            return
+        now = time.monotonic()
+        saved = PartSaved(
+            step=step,
+            place=place,
+            part=summary,
+            base=content.base,
+            rows=content.rows,
+            lacks=content.lacks,
+            seconds=now - began,
+            blocked_s=(now if self._sync else taken) - began + content.blocked_s,
+            rested_s=self._brake.rested_s,
+        )
+        self._tell(saved)
+        self.last_done |= step == self._last_step
 
 
 class SavedRecords:
@@ -245,11 +270,12 @@ class SavedRecords:
         store: Store,
         wanted: Sequence[Wanted] | None = None,
         base: int | None = None,
-        rows: Rows = "all",
+        rows: SavedRows = "all",
     ) -> None:
         """wanted: which records, arena by arena; base: what they are a difference from."""
         self.base = base
         self.rows = rows
+        self.lacks = 0
         self._snapshot = store.take_snapshot(wanted)
 
     @property
@@ -268,15 +294,7 @@ class SavedRecords:
         self._snapshot.close()
 
 
-@dataclass(frozen=True)
-class BaseOrder:
-    """What the supervisor says of the next save: what it may be a difference from, if anything."""
-
-    step: int | None = None
-    keep_from: int = 0  # no earlier step will ever be one
-
-
-def take_records(store: Store, step: int, order: BaseOrder | None) -> SavedRecords:
+def take_records(store: Store, step: int, order: Base | None) -> SavedRecords:
     """All records for the save of `step`, or those that changed since the base that is ordered.
 
     A server that has not counted since then, because it is a replacement, saves them all.
@@ -297,7 +315,7 @@ def take_records(store: Store, step: int, order: BaseOrder | None) -> SavedRecor
 
 
 def take_priorities(
-    store: Store, order: BaseOrder, rule: Priorities, *, interval_ends: bool
+    store: Store, order: Base, rule: Priorities, *, interval_ends: bool
 ) -> SavedRecords:
     """What the rule chooses for the next save; everything if that has nothing to add to."""
     if order.step is None:
@@ -312,7 +330,7 @@ def take_priorities(
         wanted_rows(index, arena.data_records)
         for index, arena in zip(chosen, store.arenas, strict=True)
     ]
-    rows: Rows = "interval" if interval_ends else "priority"
+    rows: SavedRows = "interval" if interval_ends else "priority"
     saved = SavedRecords(store, wanted, order.step, rows)
     for arena, index in enumerate(chosen):
         rule.saved(arena, index)
@@ -323,7 +341,8 @@ class SavedDense:
     """The dense network. state: a copy already."""
 
     base = None
-    rows: Rows = "all"
+    rows: SavedRows = "all"
+    lacks = 0
     blocked_s = 0.0
 
     def __init__(self, state: Records) -> None:
@@ -336,33 +355,39 @@ class SavedDense:
         pass
 
 
-def restore_records(config: Config, step: int, store: Store) -> None:
+def restore_records(
+    config: Config, step: int, store: Store, on_progress: Callable[[], None] = lambda: None
+) -> None:
     """Fills a blank store of that step, data and parity, whatever layout was saved."""
     assert config.checkpoint.path is not None
     arenas = [arena.arena for arena in store.arenas]
     out = [arena.records for arena in store.arenas]
-    restore(Checkpoint(config.checkpoint.path, step), arenas, store.layout, store.place, out)
+    found = Checkpoint(config.checkpoint.path, step)
+    restore(found, arenas, store.layout, store.place, out, on_progress=on_progress)
     store.set_all_valid()
 
 
-def reload_records(config: Config, store: Store) -> int:
+def reload_records(
+    config: Config, job: str, store: Store, on_progress: Callable[[], None] = lambda: None
+) -> int:
     """Fills a blank store from the newest save that is not ahead of it; returns the save's step.
 
-    Where there is none, or none is whole, the records are what they were at step 0.
+    job: whose save it must be. Where there is none, or none is whole, the records are what they
+    were at step 0.
     """
     assert config.checkpoint.path is not None
     for _ in range(2):  # what was found may be removed for a newer one before it is read
         before = store.step + 1
-        while found := latest(config.checkpoint.path, before=before).checkpoint:
+        while found := latest(config.checkpoint.path, before=before, job=job).checkpoint:
             try:
-                restore_records(config, found.step, store)
+                restore_records(config, found.step, store, on_progress)
             except DamagedCheckpoint:
                 before = found.step
             else:
                 return found.step
     for arena in store.arenas:
         arena.records.fill(0)  # of what was half restored
-    store.initialise()
+    store.initialise(on_progress)
     return 0
 
 

@@ -1,0 +1,157 @@
+"""The disk's side of saving, in a thread of its own: nobody watches for deaths from in here."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from planaria.checkpoints import Facts, Lease, discard, latest, prune, publish
+from planaria.config import Config
+from planaria.control.saving import Discard, Prune, Publish, SaveMachine, Work
+from planaria.errors import PlanariaError
+
+RENEW_S = 5.0
+CLOSE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Published:
+    step: int
+
+
+@dataclass(frozen=True)
+class NotPublished:
+    step: int
+    why: str
+
+
+@dataclass(frozen=True)
+class NotRemoved:
+    """What only takes up room."""
+
+    why: str
+
+
+Outcome: TypeAlias = Published | NotPublished | NotRemoved
+
+
+class Archive:
+    """Does what a SaveMachine asks for, in order. `descriptor` is readable when something is done."""
+
+    def __init__(self, config: Config, job: str, lease: Lease | None) -> None:
+        self.config = config
+        self._job = job
+        self._lease = lease
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Work) -> None:
+        self._work.put(work)
+
+    def report_to(self, saves: SaveMachine, note: Callable[[str], None]) -> None:
+        """Tells what was done since the last call."""
+        try:
+            os.eventfd_read(self.descriptor)
+        except BlockingIOError:
+            return
+        while not self._done.empty():
+            match self._done.get_nowait():
+                case Published(step):
+                    saves.on_published(step, time.monotonic())
+                case NotPublished(step, why):
+                    saves.on_publish_failed(step, why, time.monotonic())
+                case NotRemoved(why):
+                    note(why)
+
+    def close(self) -> None:
+        """Ends the thread when all is done, or leaves it where the disk does not answer."""
+        self._work.put(None)
+        self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():
+            os.close(self.descriptor)
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        while True:
+            try:
+                work = self._work.get(timeout=RENEW_S)
+            except queue.Empty:
+                self._renew()
+                continue
+            if work is None:
+                return
+            self._renew()
+            outcome = self._do(work)
+            if outcome is not None:
+                self._done.put(outcome)
+                os.eventfd_write(self.descriptor, 1)
+
+    def _renew(self) -> None:
+        if self._lease:
+            try:
+                self._lease.renew(time.monotonic())
+            except (PlanariaError, OSError):
+                pass  # whoever relies on it checks it
+
+    def _do(self, work: Work) -> Outcome | None:
+        folder = self.config.checkpoint.path
+        assert folder is not None
+        try:
+            match work:
+                case Publish():
+                    self._publish(folder, work)
+                    return Published(work.step)
+                case Discard():
+                    discard(folder, work.step, job=self._job, lease=self._lease)
+                case Prune():
+                    keep = self.config.checkpoint.keep_last
+                    prune(folder, keep, up_to=work.up_to, job=self._job, lease=self._lease)
+        except Exception as error:  # drivers of storage raise anything
+            if isinstance(work, Publish):
+                return NotPublished(work.step, str(error))
+            return NotRemoved(f"what is not needed any more could not be removed: {error}")
+        return None
+
+    def _publish(self, folder: str, work: Publish) -> None:
+        config = self.config
+        facts = Facts(
+            config.tables,
+            config.optimizer_rule,
+            config.layout,
+            samples=work.step * config.batch,
+            base=work.base,
+            config=config.to_dict(),
+            extra={"rows": work.rows, **work.extra},
+            job=self._job,
+        )
+        publish(folder, work.step, list(work.parts), facts, lease=self._lease)
+
+
+def newest_of(config: Config, job: str) -> tuple[int, int, dict[str, Any]] | None:
+    """Of this job's whole checkpoints with all rows of one step: step, bytes and what it remembers.
+
+    Every byte is read.
+    """
+    folder = config.checkpoint.path
+    assert folder is not None
+    found = latest(folder, job=job, verify=True)
+    while found.checkpoint and is_mixed(found.checkpoint.manifest.extra):
+        found = latest(folder, job=job, before=found.checkpoint.step, verify=True)
+    if found.checkpoint is None:
+        return None
+    manifest = found.checkpoint.manifest
+    return manifest.step, manifest.bytes, manifest.extra
+
+
+def is_mixed(extra: dict[str, Any]) -> bool:
+    """Whether priority saves made it: rows that matter less are older than its step."""
+    return extra.get("rows") in ("priority", "interval")

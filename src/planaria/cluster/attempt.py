@@ -1,0 +1,333 @@
+"""One set of processes, from their start to their end: the supervisor's loop.
+
+What to do is decided by machines without I/O (control.supervising, control.saving); this file
+carries messages, signals and files between them and the world, and tells observers what happens.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import zmq
+
+from planaria.cluster.archive import Archive
+from planaria.cluster.events import Exited, JobEvent, Note, Observer, Started
+from planaria.cluster.files import Beginning, JobFiles, write_atomically
+from planaria.cluster.launcher import LocalLauncher
+from planaria.cluster.transport import Transport
+from planaria.config import Config
+from planaria.control.losses import Losses
+from planaria.control.saving import SaveMachine
+from planaria.control.supervising import (
+    Failure,
+    Kill,
+    Send,
+    Start,
+    SupervisorMachine,
+    Verdict,
+)
+from planaria.coordinator.machine import SUPERVISOR
+from planaria.errors import ClusterError, ExactnessError
+from planaria.exactness import Fingerprint, check
+from planaria.wire.codec import Envelope
+from planaria.wire.control import (
+    DataEnded,
+    Listening,
+    Obeyed,
+    PartFailed,
+    PartSaved,
+    Ready,
+    Reloaded,
+    StepDone,
+    Tell,
+    Told,
+    Viewed,
+    Working,
+)
+from planaria.wire.messages import Heartbeat, Member
+from planaria.wire.telling import Listener
+
+POLL_MS = 50
+
+
+class Attempt:
+    """The processes of a job. Use it as a context manager; leaving it leaves nothing behind."""
+
+    def __init__(
+        self,
+        config: Config,
+        beginning: Beginning,
+        saves: SaveMachine,
+        archive: Archive | None,
+        losses: Losses,
+        observers: Sequence[Observer],
+        fingerprint: Fingerprint | None = None,
+    ) -> None:
+        """fingerprint: what trainers must agree with, where that is known already."""
+        self.config = config
+        self.beginning = beginning
+        self.saves = saves
+        self.losses = losses
+        self.fingerprint = fingerprint
+        self.failed = False  # whether the logs are worth keeping
+        self._archive = archive
+        self._observers = observers
+        self._listeners: dict[Member, Listener] = {}
+        self._addresses: dict[Member, str] = {}
+        self._leaving: str | None = None  # why the job is left once the current step is saved
+        self._leave_by = 0.0
+        self._slept_s = config.cluster.deadline_s
+
+    def __enter__(self) -> Attempt:
+        self.files = JobFiles.fresh()
+        try:
+            keys = self.files.create(self.config, self.beginning)
+            bind = self.files.bind_address(self.config, SUPERVISOR)
+            self.transport = Transport(SUPERVISOR, keys, bind)
+            address = self.transport.address.encode()
+            write_atomically(self.files.folder / "supervisor.address", address)
+            self.launcher = LocalLauncher(self.config, self.files).__enter__()
+        except OSError as error:
+            self.files.remove()
+            raise ClusterError(
+                f"the job could not be started in {self.files.folder}: {error}"
+            ) from None
+        except BaseException:
+            self.files.remove()
+            raise
+        self._poller = zmq.Poller()
+        self._poller.register(self.transport.descriptor, zmq.POLLIN)
+        self._poller.register(self.launcher.fileno(), zmq.POLLIN)
+        if self._archive:
+            self._poller.register(self._archive.descriptor, zmq.POLLIN)
+        now = time.monotonic()
+        self.machine = SupervisorMachine(self.config, self.beginning.step, now)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.launcher.close()
+        self.transport.close()
+        verdict = self.machine.verdict
+        lost = verdict is None or verdict.sentence is not None
+        self.files.remove(keep_logs=self.failed or (lost and kind is None))
+
+    # ------------------------------------------------------------------ for observers
+
+    @property
+    def folder(self) -> Path:
+        return self.files.folder
+
+    @property
+    def step(self) -> int:
+        return self.machine.step
+
+    def member_of(self, role: str, number: int) -> Member | None:
+        """Who has a place, a rank or a number among the spares now; None if nobody."""
+        if role == "coordinator":
+            return self.machine.coordinator or None
+        by_role = {
+            "server": self.machine.servers,
+            "trainer": self.machine.trainers,
+            "spare": self.machine.spares,
+        }
+        members = by_role[role]
+        return members[number] if number < len(members) else None
+
+    def signal(self, member: Member, number: signal.Signals = signal.SIGKILL) -> float:
+        """Sends a signal to a process, if it is there; returns when."""
+        self.launcher.signal(member, number)
+        return time.monotonic()
+
+    def emit(self, member: Member, what: Any) -> None:
+        event = JobEvent(time.monotonic(), member, what)
+        for observer in self._observers:
+            observer.on_event(event, self)
+
+    def note(self, line: str) -> None:
+        self.emit("", Note(line))
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self) -> Verdict:
+        """Until the processes have ended well, or cannot go on."""
+        while self.machine.verdict is None or self._still_saving():
+            self._turn()
+        return self.machine.verdict
+
+    def leave(self, why: str) -> None:
+        """Somebody wants the job to end: the current step is saved first, if that can be."""
+        if self._archive is None or self.machine.verdict or not self.machine.servers:
+            self.machine.verdict = self.machine.verdict or Verdict(why)
+            return
+        self._leave_when_saved(why)
+        self.note(f"{why}: the current step is saved first; once more to leave at once")
+
+    def _turn(self) -> None:
+        self._poller.poll(POLL_MS)
+        now = time.monotonic()
+        for envelope in self.transport.receive():
+            self._on_message(envelope, now)
+        for member, ended in self.launcher.ended():
+            role = self.machine.children[member].role if member in self.machine.children else ""
+            self.machine.on_exit(member, ended, now)
+            self.emit(member, Exited(role, ended.code))
+        if self._archive:
+            self._archive.report_to(self.saves, self.note)
+        self.machine.tick(now)
+        self.saves.tick(now)
+        self._leave_if_saved(now)
+        self._order()
+        self._act()
+        for observer in self._observers:
+            observer.on_tick(now, self)
+
+    def _act(self) -> None:
+        for action in self.machine.take():
+            match action:
+                case Start():
+                    self.emit(action.member, Started(action.role))
+                    self.launcher.start(action.role, action.member, action.number)
+                case Kill():
+                    self.launcher.signal(action.member, signal.SIGKILL)
+                case Send():
+                    self._send(action.to, action.orders)
+        if self._archive:
+            for work in self.saves.take_work():
+                self._archive.submit(work)
+        failures, self.machine.failures = self.machine.failures, []
+        for failure in failures:
+            self._on_failure(failure)
+        for notes in (self.machine.notes, self.saves.notes):
+            lines = notes[:]
+            notes.clear()
+            for line in lines:
+                self.note(line)
+
+    def _order(self) -> None:
+        saves = self.saves
+        self.machine.order(
+            save_at=saves.save_at,
+            save_all=saves.save_all,
+            saved=saves.newest(),
+            base=saves.base,
+            partial=not self.losses.over_budget,
+        )
+
+    def _send(self, member: Member, message: Any) -> None:
+        if address := self._addresses.get(member):
+            self.transport.send(address, self.transport.encode(message))
+
+    def _still_saving(self) -> bool:
+        verdict = self.machine.verdict
+        return verdict is not None and verdict.sentence is None and self.saves.busy
+
+    # ------------------------------------------------------------------ what is told
+
+    def _on_message(self, envelope: Envelope, now: float) -> None:
+        member, message = envelope.sender, envelope.message
+        self._addresses[member] = envelope.address
+        match message:
+            case Tell():
+                listener = self._listeners.setdefault(member, Listener())
+                for what in listener.receive(message):
+                    self._on_told(member, what, now)
+                self._send(member, listener.heard())
+            case Obeyed():
+                self.machine.receive(member, message, now)
+            case Heartbeat():
+                self.machine.heard(member, now)
+
+    def _on_told(self, member: Member, what: Told, now: float) -> None:
+        before = {*self.machine.servers, *self.machine.trainers}
+        self.machine.receive(member, what, now)
+        match what:
+            case Listening() if member == self.machine.coordinator:
+                address = self.files.folder / "coordinator.address"
+                write_atomically(address, what.address.encode())
+            case Ready() if what.fingerprint is not None:
+                self._compare(member, Fingerprint.parse(what.fingerprint))
+            case StepDone():
+                self.losses.on_step(what)
+                if what.rank == 0:
+                    self.saves.on_step(what.step, now)
+            case Viewed():
+                self.saves.on_lost(len(before - {*what.servers, *what.trainers}), now)
+            case PartSaved():
+                self.saves.on_part(what, now)
+                self._leave_by = max(self._leave_by, now + self.config.cluster.deadline_s)
+            case Working():
+                self._leave_by = max(self._leave_by, now + self.config.cluster.deadline_s)
+            case PartFailed():
+                self.saves.on_part_failed(what, now)
+            case Reloaded():
+                self._on_reloaded(what)
+            case DataEnded():
+                self._on_data_ended(what)
+        self.emit(member, what)
+
+    def _on_failure(self, failure: Failure) -> None:
+        self.failed |= "SIGKILL" not in failure.reason
+        self.emit(failure.member, failure)
+
+    def _on_reloaded(self, reloaded: Reloaded) -> None:
+        saves, losses = self.saves, self.losses
+        counted = saves.last_of_all_rows(reloaded.place, reloaded.saved)
+        since = max(counted, min(self.beginning.step, reloaded.saved))
+        self.note(losses.on_reloaded(reloaded, since, saves.lacks(reloaded.place, reloaded.saved)))
+        saves.extra.update(losses.to_save())
+        if losses.passes_budget():
+            self.note("the lost samples have passed the budget: at the next failure all roll back")
+
+    def _on_data_ended(self, ended: DataEnded) -> None:
+        batch = self.config.batch
+        why = (
+            f"step {ended.step} wants more samples than data.path has: its {ended.samples} suffice "
+            f"for {ended.samples // batch} steps; lower steps or batch"
+        )
+        if self._leaving:
+            return
+        if self._archive is None:
+            self.machine.verdict = Verdict(why)
+            return
+        self._leave_when_saved(why, ended.step - 1)
+
+    def _compare(self, member: Member, found: Fingerprint) -> None:
+        """Whether a trainer computes the bits that the others compute."""
+        if self.fingerprint is None:
+            self.fingerprint = found
+        try:
+            for line in check(self.fingerprint, found, self.config.reproducible):
+                self.note(f"{member}: {line}")
+        except ExactnessError as error:
+            self.machine.verdict = self.machine.verdict or Verdict(f"{member}: {error}")
+        self.saves.extra["fingerprint"] = self.fingerprint.to_dict()
+
+    # ------------------------------------------------------------------ saving, and leaving
+
+    def _leave_when_saved(self, why: str, step: int | None = None) -> None:
+        self._leaving = why
+        self._leave_by = time.monotonic() + self.config.cluster.deadline_s
+        self.saves.save_now(step)
+
+    def _leave_if_saved(self, now: float) -> None:
+        if self._leaving is None or self.machine.verdict:
+            return
+        saved = self.saves.saved_now
+        if saved is None and now < self._leave_by:
+            return
+        said = (
+            f"step {self.saves.save_at} was saved first"
+            if saved
+            else "the current step could not be saved"
+        )
+        self.machine.verdict = Verdict(f"{self._leaving}; {said}")

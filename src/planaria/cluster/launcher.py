@@ -1,0 +1,220 @@
+"""Starts the processes of a job on this machine and tells of their end; nothing else.
+
+Rows, views, keys and logs do not pass through it. A process's standard input is a pipe that nobody
+writes to: its end is the end of the supervisor. Standard output and error are its log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from planaria.cluster.files import JobFiles
+from planaria.cluster.nursery import Forked, Nursery
+from planaria.config import Config
+from planaria.control.supervising import Ended
+from planaria.exactness import environment
+from planaria.wire.messages import Member
+
+STOP_S = 2.0  # how long processes may take to leave before they are killed
+LAST_LINES = 20
+OOM_COUNTS = (
+    Path("/sys/fs/cgroup/memory.events"),
+    Path("/sys/fs/cgroup/memory/memory.oom_control"),
+    Path("/proc/vmstat"),
+)
+
+
+@dataclass
+class Process:
+    role: str
+    handle: subprocess.Popen[bytes] | Forked
+    descriptor: int  # becomes readable when it ends
+
+
+class LocalLauncher:
+    """Use it as a context manager; leaving it leaves no process behind."""
+
+    def __init__(self, config: Config, files: JobFiles) -> None:
+        self.config = config
+        self.files = files
+        self.processes: dict[Member, Process] = {}
+        self._by_descriptor: dict[int, Member] = {}
+        self._epoll = select.epoll()
+        self._nursery: Nursery | None = None
+        self._unborn: list[tuple[Member, int | None]] = []  # trainers that wait for the nursery
+        self._failed: list[tuple[Member, Ended]] = []  # could not even be started
+        self._oom_kills = oom_kills()
+
+    def __enter__(self) -> LocalLauncher:
+        log = self.files.log("nursery")
+        command = self._command("nursery")
+        with contextlib.suppress(OSError):  # without it, trainers start the slow way
+            self._nursery = Nursery(command, self._environment("trainer"), log)
+            self._epoll.register(self._nursery.fileno(), select.EPOLLIN)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        """Readable when there is something for `ended`, or a trainer can be started."""
+        return self._epoll.fileno()
+
+    def pid(self, member: Member) -> int:
+        return self.processes[member].handle.pid
+
+    # ------------------------------------------------------------------ starting
+
+    def start(self, role: str, member: Member, number: int | None) -> None:
+        """A process that cannot be started is one that has ended."""
+        if role == "trainer" and self._nursery is not None:
+            self._unborn.append((member, number))
+            self._bear()
+            return
+        self._spawn(role, member, number)
+
+    def _command(self, role: str, *more: str) -> list[str]:
+        # -P: what lies in the user's folder must not pass for one of our modules.
+        return [sys.executable, "-P", "-m", "planaria.cluster", role, str(self.files.folder), *more]
+
+    def _environment(self, role: str) -> dict[str, str]:
+        if role == "trainer":
+            return {**os.environ, **environment(self.config)}
+        threads = str(self.config.threads.server)
+        return {**os.environ, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}
+
+    def _spawn(self, role: str, member: Member, number: int | None) -> None:
+        more = [] if number is None else [str(number)]
+        try:
+            with self.files.log(member).open("ab") as log:
+                handle = subprocess.Popen(
+                    self._command(role, member, *more),
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env=self._environment(role),
+                    start_new_session=True,  # Ctrl-C reaches the supervisor alone
+                )
+        except OSError as error:
+            self._failed.append((member, Ended(1, f"it could not be started: {error}")))
+            return
+        self._keep(role, member, handle)
+
+    def _keep(self, role: str, member: Member, handle: subprocess.Popen[bytes] | Forked) -> None:
+        descriptor = os.pidfd_open(handle.pid)
+        self.processes[member] = Process(role, handle, descriptor)
+        self._by_descriptor[descriptor] = member
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def _bear(self) -> None:
+        """Trainers that wait for the nursery, as soon as it is ready."""
+        while self._nursery and self._nursery.ready() and self._unborn:
+            member, number = self._unborn[0]
+            forked = self._nursery.fork((member, number), self.files.log(member))
+            if forked is None:
+                break
+            self._unborn.pop(0)
+            self._keep("trainer", member, forked)
+        if self._nursery and self._nursery.gone():
+            self.close_nursery()
+
+    def close_nursery(self) -> None:
+        """Trainers start the slow way from here on."""
+        if self._nursery:
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(self._nursery.fileno())
+            self._nursery.close()
+            self._nursery = None
+        for member, number in self._unborn:
+            self._spawn("trainer", member, number)
+        self._unborn.clear()
+
+    # ------------------------------------------------------------------ their end
+
+    def signal(self, member: Member, number: signal.Signals = signal.SIGKILL) -> None:
+        """Nothing happens if the process has ended."""
+        if process := self.processes.get(member):
+            process.handle.send_signal(number)
+        elif number == signal.SIGKILL and member in dict(self._unborn):
+            self._unborn = [one for one in self._unborn if one[0] != member]
+            self._failed.append((member, Ended(-signal.SIGKILL, "killed by SIGKILL")))
+
+    def ended(self) -> list[tuple[Member, Ended]]:
+        """Who has ended since the last call."""
+        self._bear()
+        found, self._failed = self._failed, []
+        for descriptor, _ in self._epoll.poll(0):
+            member = self._by_descriptor.get(descriptor)
+            if member is not None:
+                found.append((member, self._bury(member)))
+        return found
+
+    def _bury(self, member: Member) -> Ended:
+        process = self.processes.pop(member)
+        del self._by_descriptor[process.descriptor]
+        self._epoll.unregister(process.descriptor)
+        os.close(process.descriptor)
+        code = process.handle.wait()
+        _close_input(process)
+        with contextlib.suppress(OSError):
+            (self.files.folder / f"{member}.ipc").unlink(missing_ok=True)
+        if code < 0:
+            return Ended(code, self._name_signal(-code))
+        return Ended(code, self.log_of(member).rstrip().rpartition("\n")[2])
+
+    def _name_signal(self, number: int) -> str:
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        reason = f"killed by {signal.Signals(number).name}"
+        if number == signal.SIGKILL and self._oom_kills > before:
+            reason += "; the kernel says that memory ran out"
+        return reason
+
+    def log_of(self, member: Member) -> str:
+        """The last lines of a process's log."""
+        try:
+            text = self.files.log(member).read_text(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-LAST_LINES:])
+
+    def close(self) -> None:
+        """Ends every process, politely first."""
+        for process in self.processes.values():
+            _close_input(process)
+        self._unborn.clear()
+        self.close_nursery()
+        deadline = time.monotonic() + STOP_S
+        for process in self.processes.values():
+            try:
+                process.handle.wait(max(deadline - time.monotonic(), 0.01))
+            except subprocess.TimeoutExpired:
+                process.handle.kill()
+                process.handle.wait()
+            os.close(process.descriptor)
+        self.processes.clear()
+        self._epoll.close()
+
+
+def _close_input(process: Process) -> None:
+    if process.handle.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            process.handle.stdin.close()
+
+
+def oom_kills() -> int:
+    """How often the kernel has killed for want of memory, as far as it tells."""
+    for path in OOM_COUNTS:
+        with contextlib.suppress(OSError, ValueError):
+            for line in path.read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
+    return 0

@@ -1,0 +1,121 @@
+"""A process's line to its supervisor and to the coordinator, in a thread of its own.
+
+The heart beats here, so that a long computation is not taken for death; each beat carries for how
+long the main loop has not turned, so that a hung one is. What is told goes out at once, from any
+thread, and again until it is heard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+
+import zmq
+
+from planaria.cluster.transport import Transport
+from planaria.coordinator.watch import Pulse
+from planaria.wire.control import Control, Told, Working
+from planaria.wire.messages import NO_VIEW, Heartbeat
+from planaria.wire.telling import Teller
+
+WORKING_S = 0.5  # between two words on a long piece of work
+
+
+class Line:
+    """Use `tell` from any thread; `turn` and `heard` are the main loop's."""
+
+    def __init__(self, transport: Transport, supervisor: str, beat_s: float) -> None:
+        """supervisor: where it listens."""
+        self.coordinator = ""  # where it listens, once that is known
+        self._transport = transport
+        self._supervisor = supervisor
+        self._beat_s = beat_s
+        self._teller = Teller()
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[Control | Heartbeat | None] = queue.SimpleQueue()
+        self._pulse = Pulse(beat_s, time.monotonic())
+        self._worked = 0.0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def tell(self, what: Told) -> None:
+        """Until it is heard."""
+        with self._lock:
+            message = self._teller.tell(what, time.monotonic())
+        self._queue.put(message)
+
+    def say(self, message: Control | Heartbeat) -> None:
+        """Once: whoever does not hear it asks again."""
+        self._queue.put(message)
+
+    def heard(self, number: int) -> None:
+        with self._lock:
+            self._teller.heard(number)
+
+    @property
+    def unheard(self) -> int:
+        return self._teller.unheard
+
+    def turn(self) -> None:
+        """The main loop turns."""
+        self._pulse.turn(time.monotonic())
+
+    def working(self, what: str, done: int, of: int) -> None:
+        """The main loop does not turn for a while, but something moves: tell of it now and then."""
+        self.turn()
+        now = time.monotonic()
+        if now - self._worked >= WORKING_S or done >= of:
+            self._worked = now
+            self.tell(Working(what=what, done=done, of=of))
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join(1.0)
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        to_supervisor = self._transport.new_dealer(self._supervisor)
+        beats: tuple[str, zmq.Socket[bytes] | None] = ("", None)
+        next_beat = time.monotonic()
+        while True:
+            with contextlib.suppress(queue.Empty):
+                message = self._queue.get(timeout=max(next_beat - time.monotonic(), 0.001))
+                if message is None:
+                    break
+                _send(to_supervisor, self._transport.encode(message))
+            now = time.monotonic()
+            if now < next_beat:
+                continue
+            next_beat = now + self._beat_s
+            with self._lock:
+                again = self._teller.due(now)
+            for tell in again:
+                _send(to_supervisor, self._transport.encode(tell))
+            beats = self._beat(beats, now)
+        to_supervisor.close()
+        if beats[1] is not None:
+            beats[1].close(linger=0)
+
+    def _beat(
+        self, beats: tuple[str, zmq.Socket[bytes] | None], now: float
+    ) -> tuple[str, zmq.Socket[bytes] | None]:
+        address, dealer = beats
+        if self.coordinator != address:
+            if dealer is not None:
+                dealer.close(linger=0)
+            address = self.coordinator
+            dealer = self._transport.new_dealer(address) if address else None
+        if dealer is not None:
+            beat = Heartbeat(view=NO_VIEW, age_ms=self._pulse.beat(now))
+            _send(dealer, self._transport.encode(beat))
+        return address, dealer
+
+
+def _send(dealer: zmq.Socket[bytes], frames: list[bytes]) -> None:
+    try:
+        dealer.send_multipart(frames, zmq.NOBLOCK)
+    except zmq.ZMQError:
+        pass  # a full queue: whoever does not hear it asks again

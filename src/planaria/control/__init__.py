@@ -1,0 +1,1 @@
+"""The control plane as state machines without I/O: supervising, saving, rolling back."""

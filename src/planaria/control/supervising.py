@@ -1,0 +1,491 @@
+"""Supervising: who is started, who is killed, and when a job cannot go on.
+
+Whatever happens to one process, an exit, an exception, silence or a hung loop, is handled as that
+process's death, and another takes its place. A job ends only where the coordinator says that more
+is lost than the code bears, or where the same place fails again and again at the same step.
+
+The driver hands in what happened and the time of its own clock; it does what `take` gives it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from planaria.config import Config
+from planaria.coordinator.watch import Watch
+from planaria.wire.control import (
+    Finished,
+    HeldOut,
+    Left,
+    Listening,
+    Obeyed,
+    Orders,
+    PartSaved,
+    Ready,
+    Rebuilding,
+    Reloaded,
+    ServerHolds,
+    Silent,
+    StepDone,
+    Told,
+    TrainerHolds,
+    Viewed,
+    Waiting,
+    WantMore,
+    Working,
+)
+from planaria.wire.messages import NO_VIEW, Member, View
+
+AGAIN_S = 0.5  # between two times that the same orders are sent
+STALL_S = 30.0  # beyond cluster.deadline_s: without progress for so long, something is amiss
+START_S = 120.0  # a process that starts may say nothing for so long
+MOST_DELAY_S = 30.0  # before another process is started in place of one that could not start
+MOST_BARREN = 5  # so many in a row that end before they are of any use
+GONE_KEPT = 256  # names of ended processes that a new coordinator is told
+# How often one place may fail at one step, by what happened to it.
+PATIENCE: dict[str, int] = {"error": 2, "hung": 3, "signal": 8}
+EXIT_DONE = 0
+EXIT_FAILED = 1  # with an exception, which is in the log
+EXIT_ORPHAN = 5
+EXIT_FENCED = 6
+EXIT_REFUSED = 7  # for a reason that its last words tell the user
+
+
+@dataclass(frozen=True)
+class Start:
+    """To do: start a process. number: the place or rank that it begins with, if any."""
+
+    role: str
+    member: Member
+    number: int | None
+
+
+@dataclass(frozen=True)
+class Kill:
+    """To do: end a process at once."""
+
+    member: Member
+    why: str
+
+
+@dataclass(frozen=True)
+class Send:
+    """To do: tell a process its orders."""
+
+    to: Member
+    orders: Orders
+
+
+Action: TypeAlias = Start | Kill | Send
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process has ended: its exit code, negative for a signal, and its last words."""
+
+    code: int
+    last_words: str = ""
+
+    @property
+    def kind(self) -> Literal["error", "signal"]:
+        return "signal" if self.code < 0 else "error"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A process that had a part in the job is lost to it. who: "server:2", "coordinator"."""
+
+    who: str
+    member: Member
+    role: str
+    number: int | None
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of a set of processes. lost: more than the survivors can make good."""
+
+    sentence: str | None  # None: the job is done
+    lost: bool = False
+
+
+@dataclass
+class Child:
+    role: str
+    number: int | None
+    heard_at: float  # when it last said anything, or was started
+    listening: bool = False
+    ready: bool = False
+    placed: bool = False  # whether a view names it, or it began the job
+    condemned: bool = False
+    left: bool = False
+    obeyed: int = 0
+    sent: tuple[int, float] = (0, 0.0)  # the orders that it was sent last, and when
+    work: tuple[str, int] = ("", -1)
+
+
+class SupervisorMachine:
+    """The supervisor of one set of processes. `verdict` says how it ended, once it has."""
+
+    def __init__(self, config: Config, start: int, now: float) -> None:
+        """start: the step that the processes start from."""
+        self.config = config
+        self.step = start
+        self.children: dict[Member, Child] = {}
+        self.coordinator: Member = ""
+        self.view: View = NO_VIEW
+        self.servers: list[Member] = []
+        self.trainers: list[Member] = []
+        self.orders = Orders(number=1)
+        self.failures: list[Failure] = []  # new ones, for whoever takes them
+        self.notes: list[str] = []
+        self.finished: Finished | None = None
+        self.verdict: Verdict | None = None
+        self.waiting: dict[Member, Waiting] = {}  # what stalled trainers wait for
+        self._actions: list[Action] = []
+        self._names = {"server": config.servers, "trainer": config.ranks, "coordinator": 0}
+        self._due: list[tuple[float, str]] = []  # when to start a process, of which role
+        self._barren: Counter[str] = Counter()  # by role: ended before they were of use, in a row
+        self._wanted: Counter[str] = Counter()  # by role: asked for by the coordinator
+        self._failed: set[Member] = set()
+        self._failed_at: Counter[tuple[str, int | None, int, str]] = Counter()
+        cluster = config.cluster
+        self._watch = Watch(cluster.heartbeat_limit_ms / 1000, cluster.hang_limit_s)
+        self._limit_s = cluster.deadline_s + STALL_S
+        self._moved_at = self._now = self._ticked = now
+        self._stalled_at = -1  # the step at which everybody was made to start afresh
+        self._begin()
+
+    def take(self) -> list[Action]:
+        actions, self._actions = self._actions, []
+        return actions
+
+    @property
+    def spares(self) -> list[Member]:
+        """Servers that nobody needs yet."""
+        return [
+            name
+            for name, child in self.children.items()
+            if child.role == "server" and not child.placed and not child.condemned
+        ]
+
+    def who(self, member: Member) -> tuple[str, int | None]:
+        """The name of a process in the job, and its place or rank."""
+        for role, members in (("server", self.servers), ("trainer", self.trainers)):
+            if member in members:
+                return f"{role}:{members.index(member)}", members.index(member)
+        child = self.children.get(member)
+        if child is None or child.role == "coordinator":
+            return "coordinator", None
+        if child.number is not None:
+            return f"{child.role}:{child.number}", child.number
+        return "spare", None
+
+    # ------------------------------------------------------------------ starting
+
+    def _begin(self) -> None:
+        config = self.config
+        self._start("coordinator")
+        for place in range(config.servers):
+            self._start_as("server", f"server-{place}", place)
+        for rank in range(config.ranks):
+            self._start_as("trainer", f"trainer-{rank}", rank)
+        for _ in range(config.spares):
+            self._start("server")
+
+    def _start(self, role: str) -> None:
+        member = f"{role}-{self._names[role]}"
+        self._names[role] += 1
+        if role == "coordinator":
+            self.coordinator = member
+            self._watch.forget(member)
+        self._start_as(role, member, None)
+
+    def _start_as(self, role: str, member: Member, number: int | None) -> None:
+        self.children[member] = Child(role, number, self._now, placed=number is not None)
+        self._actions.append(Start(role, member, number))
+
+    def _start_later(self, role: str) -> None:
+        """Sooner or later, by how often it came to nothing."""
+        barren = self._barren[role]
+        delay = 0.0 if barren <= 1 else min(2.0 ** (barren - 2), MOST_DELAY_S)
+        self._due.append((self._now + delay, role))
+
+    # ------------------------------------------------------------------ what happens
+
+    def receive(self, member: Member, told: Told | Obeyed, now: float) -> None:
+        self._now = now
+        child = self.children.get(member)
+        if child is None or self.verdict:
+            return
+        child.heard_at = now
+        match told:
+            case Obeyed():
+                child.obeyed = max(child.obeyed, told.number)
+            case Listening():
+                self._on_listening(member, child, told)
+            case Ready():
+                child.ready = True
+                self._moved()
+            case Working():
+                if child.work[0] != told.what or told.done > child.work[1]:
+                    child.work = (told.what, told.done)
+                    self._moved()
+            case StepDone():
+                self.waiting.pop(member, None)
+                if told.step > self.step:
+                    self.step = told.step
+                self._moved()
+            case Waiting():
+                self.waiting[member] = told
+            case Viewed():
+                self._on_view(told)
+            case Silent():
+                self._on_silent(told)
+            case WantMore():
+                self._wanted[told.role] += told.count
+                for _ in range(told.count):
+                    self._start(told.role)
+            case Finished():
+                self.finished = told
+                self._moved()
+            case Left():
+                child.left = True
+                self._moved()
+            case Rebuilding() | Reloaded() | PartSaved() | HeldOut():
+                self._moved()
+            case ServerHolds() | TrainerHolds():
+                self._moved()
+        self._end_if_over()
+
+    def heard(self, member: Member, now: float) -> None:
+        """A heartbeat, which only the coordinator sends to the supervisor."""
+        self._now = now
+        child = self.children.get(member)
+        if child and member == self.coordinator:
+            child.heard_at = now
+            self._watch.heard(member, now, 0.0)
+
+    def on_exit(self, member: Member, ended: Ended, now: float) -> None:
+        self._now = now
+        child = self.children.pop(member, None)
+        if child is None or self.verdict:
+            return
+        self.waiting.pop(member, None)
+        if self.finished:
+            self._end_if_over()
+            return
+        if child.role == "coordinator":
+            if member == self.coordinator:
+                self._on_coordinator_gone(member, child, ended)
+            return
+        self._set_orders(gone=[*self.orders.gone, member][-GONE_KEPT:])
+        if ended.code == EXIT_REFUSED:
+            self._end(ended.last_words or f"{member} refused to go on; its log says why")
+        elif child.placed:
+            self._on_member_gone(member, child, ended)
+        else:
+            self._on_unplaced_gone(member, child, ended)
+
+    def tick(self, now: float) -> None:
+        slept_s = now - self._ticked
+        self._now = self._ticked = now
+        if slept_s > self._watch.limit_s / 2:  # nobody else is to blame for that
+            self._moved_at = now
+            for child in self.children.values():
+                child.heard_at = now
+        for silence in self._watch.tick(now):
+            if silence.member == self.coordinator and silence.member in self.children:
+                self._kill(silence.member, f"silent for {silence.seconds:.1f} s")
+        for at, role in list(self._due):
+            if now >= at:
+                self._due.remove((at, role))
+                self._start(role)
+        if not self.finished and not self.verdict:
+            self._end_slow_starts()
+            self._end_stall()
+        self._send_orders()
+
+    def order(self, **changes: object) -> None:
+        """What all processes must be told; nothing is sent if nothing changes."""
+        self._set_orders(**changes)
+        self._send_orders()
+
+    # ------------------------------------------------------------------ messages
+
+    def _on_listening(self, member: Member, child: Child, told: Listening) -> None:
+        child.listening = True
+        if member == self.coordinator:
+            self._watch.heard(member, self._now, 0.0)
+            self._set_orders(coordinator=told.address)
+        child.sent = (0, 0.0)
+        self._send_orders()
+
+    def _on_view(self, told: Viewed) -> None:
+        if told.view <= self.view:
+            return  # a new coordinator tells of the last one again
+        dropped = {*self.servers, *self.trainers} - {*told.servers, *told.trainers}
+        self.view, self.servers, self.trainers = told.view, told.servers, told.trainers
+        self._wanted.clear()
+        for member in (*told.servers, *told.trainers):
+            child = self.children.get(member)
+            if child and not child.placed:
+                child.placed = True
+                self._barren[child.role] = 0
+        for member in sorted(dropped):
+            if member in self.children:  # silent, so that its memory is freed
+                self._kill(member, "the others go on without it")
+        self._barren["coordinator"] = 0
+        self._moved()
+        lacking = self.config.spares - len(self.spares) - self._due_count("server")
+        for _ in range(lacking):
+            if self._barren["server"] < MOST_BARREN:
+                self._start_later("server")
+
+    def _on_silent(self, told: Silent) -> None:
+        what = "its main loop hangs" if told.hung else "it is silent"
+        self._note_failure(told.member, "hung", f"{what} for {told.seconds:.1f} s")
+
+    def _on_coordinator_gone(self, member: Member, child: Child, ended: Ended) -> None:
+        self._note_failure(member, ended.kind, reason_of(ended), "coordinator")
+        self._barren["coordinator"] += 1
+        if self._barren["coordinator"] > MOST_BARREN:
+            self._end(f"the coordinator ended {MOST_BARREN + 1} times in a row: {reason_of(ended)}")
+            return
+        self._set_orders(coordinator="")
+        self.coordinator = ""
+        self._start_later("coordinator")
+
+    def _on_member_gone(self, member: Member, child: Child, ended: Ended) -> None:
+        if ended.code in (EXIT_DONE, EXIT_FENCED, EXIT_ORPHAN) or child.condemned:
+            return
+        self._note_failure(member, ended.kind, reason_of(ended), child.role, child.number)
+
+    def _on_unplaced_gone(self, member: Member, child: Child, ended: Ended) -> None:
+        """A spare is never fatal; one that a view waits for is tried again, but not for ever."""
+        role = child.role
+        self._barren[role] += 1
+        self.notes.append(f"{member}, which had no place yet, ended: {reason_of(ended)}")
+        if self._barren[role] < MOST_BARREN:
+            if self._wanted[role] or (role == "server" and len(self.spares) < self.config.spares):
+                self._start_later(role)
+        elif self._wanted[role]:
+            self._end(
+                f"{MOST_BARREN} {role}s in a row ended before they could take a place: "
+                f"{reason_of(ended)}"
+            )
+        else:
+            self.notes.append(f"no more spares are started: {MOST_BARREN} in a row have ended")
+
+    def _note_failure(
+        self,
+        member: Member,
+        kind: str,
+        reason: str,
+        role: str | None = None,
+        number: int | None = None,
+    ) -> None:
+        if member in self._failed:
+            return
+        self._failed.add(member)
+        who, known = self.who(member)
+        number = known if number is None else number
+        role = role or who.partition(":")[0]
+        if who in ("coordinator", "spare") and role != "coordinator":
+            who = role if number is None else f"{role}:{number}"
+        self.failures.append(Failure(who, member, role, number, self.step, reason))
+        key = (role, number, self.step, kind)
+        self._failed_at[key] += 1
+        times = self._failed_at[key]
+        if role != "coordinator" and times >= PATIENCE[kind]:
+            self._end(f"{who} failed {times} times at step {self.step}: {reason}")
+
+    # ------------------------------------------------------------------ time
+
+    def _moved(self) -> None:
+        self._moved_at = self._now
+
+    def _end_slow_starts(self) -> None:
+        """Whoever has started and says nothing for long is ended, and so replaced."""
+        for member, child in list(self.children.items()):
+            quiet_s = self._now - child.heard_at
+            if not child.ready and child.role != "coordinator" and quiet_s > START_S:
+                self._kill(member, f"it has started and said nothing for {quiet_s:.0f} s")
+
+    def _end_stall(self) -> None:
+        """Nothing moves: first everybody starts afresh in a new view, and then it is the end."""
+        quiet_s, limit_s = self._now - self._moved_at, self._limit_s
+        if self.step >= self.config.steps:  # a slow disk may be at work on the last save
+            limit_s = max(limit_s, self.config.checkpoint.stall_s + STALL_S)
+        if quiet_s <= limit_s:
+            return
+        self._moved_at = self._now
+        waiting = "; ".join(
+            f"{self.who(member)[0]} waits in step {one.step} for {one.what} of "
+            f"{', '.join(f'server:{place}' for place in one.places) or 'the other trainers'}"
+            for member, one in self.waiting.items()
+        )
+        if self.orders.again == 0 or self.step > self._stalled_at:
+            self._stalled_at = self.step
+            self.notes.append(f"nothing has moved for {quiet_s:.0f} s: everybody starts afresh")
+            self._set_orders(again=self.orders.again + 1)
+            return
+        self._end(
+            f"nothing has moved for {quiet_s:.0f} s at step {self.step}, not even after a new "
+            f"view; {waiting or 'the processes are ' + ', '.join(self.children)}"
+        )
+
+    def _due_count(self, role: str) -> int:
+        return sum(due == role for _, due in self._due)
+
+    # ------------------------------------------------------------------ orders and the end
+
+    def _set_orders(self, **changes: object) -> None:
+        changed = msgspec.structs.replace(self.orders, **changes)
+        if changed != self.orders:
+            self.orders = msgspec.structs.replace(changed, number=self.orders.number + 1)
+
+    def _send_orders(self) -> None:
+        for member, child in self.children.items():
+            if not child.listening or child.obeyed >= self.orders.number:
+                continue
+            number, at = child.sent
+            if number < self.orders.number or self._now - at >= AGAIN_S:
+                child.sent = (self.orders.number, self._now)
+                self._actions.append(Send(member, self.orders))
+
+    def _kill(self, member: Member, why: str) -> None:
+        child = self.children[member]
+        if not child.condemned:
+            child.condemned = True
+            self._actions.append(Kill(member, why))
+            if child.role == "coordinator" or not child.placed:
+                self.notes.append(f"{member} is killed: {why}")
+
+    def _end_if_over(self) -> None:
+        """Once the coordinator says that all is done, everybody may still be saving."""
+        if self.verdict or not self.finished:
+            return
+        if self.finished.failure:
+            self.verdict = Verdict(self.finished.failure, lost=True)
+            return
+        members = [self.children.get(name) for name in (*self.servers, *self.trainers)]
+        if all(child is None or child.left for child in members):
+            self.verdict = Verdict(None)
+
+    def _end(self, sentence: str) -> None:
+        self.verdict = self.verdict or Verdict(sentence)
+
+
+def reason_of(ended: Ended) -> str:
+    """In words, for a line and the report."""
+    if ended.code < 0:
+        return ended.last_words or f"killed by signal {-ended.code}"
+    words = f": {ended.last_words}" if ended.last_words else ""
+    return f"ended with code {ended.code}{words}"

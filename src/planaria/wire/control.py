@@ -1,0 +1,283 @@
+"""The messages of the control plane: what a job's processes and its supervisor tell each other.
+
+Members tell; the supervisor orders. What is told is numbered by the member that tells it and sent
+again until the supervisor has heard it (`Tell`, `Heard`; see wire.telling). Orders are a standing
+state, not a stream: the newest `Orders` holds everything, and is sent again until it is obeyed.
+No time in any of them is a reading of a clock, only a duration: clocks of two processes are never
+compared.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from planaria.checkpoints.manifest import PartSummary
+from planaria.kernels.types import Bytes, Floats
+from planaria.wire.messages import Member, View
+
+SavedRows: TypeAlias = Literal["all", "changed", "priority", "interval"]
+"""Of what a save has: all records, those that changed since its base, or those that matter most;
+and `interval`, the latter with all records of the small tables, once per interval."""
+
+
+class Control(msgspec.Struct, tag=True, kw_only=True, array_like=True, frozen=True):
+    """What all of them have in common: nothing but their form."""
+
+
+# ---------------------------------------------------------------- any member to the supervisor
+
+
+class Listening(Control):
+    """A process has started and can be written to."""
+
+    role: str
+    address: str
+
+
+class Ready(Control):
+    """It has everything that it starts with: records, model, data."""
+
+    fingerprint: str | None = None  # of trainers: what the bits of a step depend on, as JSON
+
+
+class Working(Control):
+    """A long piece of work goes on. More is `done` each time, or it does not."""
+
+    what: str
+    done: int
+    of: int
+
+
+class StepDone(Control):
+    """A trainer has computed a step. Of rank 0 alone: how well its samples were predicted."""
+
+    rank: int
+    step: int
+    rows: list[int]  # by place: the distinct rows that it updates
+    loss: float
+    auc: float | None = None
+    normalized_entropy: float | None = None
+
+
+class Waiting(Control):
+    """A trainer has waited for a while, and for whom."""
+
+    step: int
+    places: list[int]
+    what: str
+
+
+class HeldOut(Control):
+    """Held-out samples as the trained model predicts them."""
+
+    rank: int
+    first: int  # the number of the first of them, among those of the rank
+    labels: Bytes
+    logits: Floats
+
+
+class Short(Control):
+    """There are fewer held-out samples than wanted."""
+
+    samples: int
+    wanted: int
+
+
+class DataEnded(Control):
+    """There are no samples for this step."""
+
+    step: int
+    samples: int
+
+
+class PartSaved(Control):
+    """A process's part of a checkpoint is durable."""
+
+    step: int
+    place: int
+    part: PartSummary
+    base: int | None
+    rows: SavedRows
+    lacks: int  # row updates up to this step that neither this save nor one before it has
+    seconds: float
+    blocked_s: float
+    rested_s: float
+
+
+class PartFailed(Control):
+    """A process's part of a checkpoint will never be. late: it was told of the step too late."""
+
+    step: int
+    place: int
+    why: str
+    late: bool
+
+
+class Reloaded(Control):
+    """Partial recovery: a server has gone back to a save."""
+
+    place: int
+    step: int
+    saved: int
+    rows: int
+    bytes: int
+    seconds: float
+
+
+class Rebuilding(Control):
+    place: int
+    rows: int
+
+
+class Rebuilt(Control):
+    """Every record of a replacement is there again."""
+
+    place: int
+    rows: int
+    bytes: int
+
+
+class ScrubFound(Control):
+    place: int
+    round: int
+    records: int
+    wrong: int
+
+
+class Refused(Control):
+    """A message that made no sense; nothing was done with it."""
+
+    what: str
+
+
+class ServerHolds(Control):
+    """What a server holds after the last step."""
+
+    place: int
+    digest: tuple[str, str]
+    data: int
+    parity: int
+    resident: int
+    refused: int
+
+
+class TrainerHolds(Control):
+    """What a trainer holds after the last step. loss: the mean of its last steps."""
+
+    rank: int
+    digest: tuple[str, str]
+    loss: float | None
+
+
+class Left(Control):
+    """All is told and saved: nothing depends on this process any more."""
+
+
+# ---------------------------------------------------------------- the coordinator to it
+
+
+class Viewed(Control):
+    """A view was installed."""
+
+    view: View
+    committed: int
+    servers: list[Member]
+    trainers: list[Member]
+    rebuilding: list[int]
+
+
+class Silent(Control):
+    """A member is not heard of, or its main loop stands still."""
+
+    member: Member
+    seconds: float
+    hung: bool
+
+
+class WantMore(Control):
+    """So many more processes of a role are needed for a view."""
+
+    role: str
+    count: int
+
+
+class Finished(Control):
+    """The job is over: done, or with what is lost."""
+
+    failure: str | None
+
+
+Told: TypeAlias = (
+    Listening
+    | Ready
+    | Working
+    | StepDone
+    | Waiting
+    | HeldOut
+    | Short
+    | DataEnded
+    | PartSaved
+    | PartFailed
+    | Reloaded
+    | Rebuilding
+    | Rebuilt
+    | ScrubFound
+    | Refused
+    | ServerHolds
+    | TrainerHolds
+    | Left
+    | Viewed
+    | Silent
+    | WantMore
+    | Finished
+)
+
+
+class Tell(Control):
+    """Something that must be heard; sent again until it is."""
+
+    number: int
+    what: Told
+
+
+# ---------------------------------------------------------------- the supervisor to members
+
+
+class Heard(Control):
+    """Of what this member told, up to this number nothing is missing."""
+
+    number: int
+
+
+class Base(Control):
+    """What the next save may be a difference from, if anything; no earlier step than `keep_from`
+    will ever be one.
+    """
+
+    step: int | None = None
+    keep_from: int = 0
+
+
+class Orders(Control):
+    """All that the supervisor wants, as of now. The highest number holds."""
+
+    number: int = 0
+    coordinator: str = ""  # where it listens
+    save_at: int = 0  # the next step to save, if saves go by the clock or somebody wants one now
+    save_all: bool = False  # that one has all rows, whatever the policy says
+    saved: int = 0  # the newest checkpoint that counts
+    base: Base = Base()
+    partial: bool = True  # whether a lost server may still go back to its save alone
+    gone: list[Member] = []  # processes that have ended
+    again: int = 0  # so often was a view change asked for, because nothing moved
+
+
+class Obeyed(Control):
+    """The orders that a process has by now."""
+
+    number: int
+
+
+AnyControl: TypeAlias = Tell | Heard | Orders | Obeyed
