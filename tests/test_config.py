@@ -67,6 +67,7 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
         "steps": steps,
         "batch": draw(st.integers(trainers, 2**24)),
         "seed": draw(st.integers(0, 2**64 - 1)),
+        "reproducible": draw(st.sampled_from(["same", "portable", "off"])),
         "optimizer": {
             "name": draw(st.sampled_from(NAMES)),
             "lr": draw(positive),
@@ -103,6 +104,7 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
             "heartbeat_limit_ms": draw(st.integers(heartbeat + 1, 10**7)),
             "retry_ms": draw(st.integers(1, 999)),
             "deadline_s": draw(st.floats(1, 1e6)),
+            "hang_limit_s": draw(positive),
         },
         "rebuild": {
             "chunk": draw(whole),
@@ -120,6 +122,7 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
             "policy": draw(st.sampled_from(["full", "one-shot", "consecutive", "intermittent"])),
             "every_s": every_s,
             "last_step": draw(st.sampled_from(["save", "if_due"])),
+            "stall_s": draw(positive),
         },
         "threads": {"server": draw(whole), "trainer": draw(whole)},
         "cpr": {
@@ -232,6 +235,8 @@ def is_right(path: str, value: object) -> bool:
             return value is None or (isinstance(value, str) and value != "")
         case "cluster.encryption":
             return isinstance(value, bool)
+        case "reproducible":
+            return value is False
         case "cluster.host":
             return isinstance(value, str) and value not in ("", "٣")
         case "model.bottom" | "model.top":

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from planaria.checkpoints.encodings import BITS, RAW_BITS
 from planaria.checkpoints.policy import POLICIES, Policy
@@ -49,6 +49,9 @@ MAX_BATCH = 2**24
 MAX_TABLES = 4096  # the model multiplies each with each
 MAX_WIDTH = 2**16
 DEFAULT_EPS = {"adam": 1e-8}  # as torch's; the others' is 1e-10
+
+Reproducible = Literal["same", "portable", "off"]
+REPRODUCIBLE: tuple[Reproducible, ...] = get_args(Reproducible)
 
 MILLISECONDS = whole(1, 86_400_000)
 ROWS = one_or_several(whole(1, MAX_ROWS), MAX_TABLES)
@@ -100,6 +103,7 @@ class ClusterConfig:
     heartbeat_limit_ms: Annotated[int, MILLISECONDS] = 2000
     retry_ms: Annotated[int, MILLISECONDS] = 500
     deadline_s: Annotated[float, POSITIVE] = 30.0
+    hang_limit_s: Annotated[float, POSITIVE] = 30.0
 
     @property
     def encrypted(self) -> bool:
@@ -136,6 +140,7 @@ class CheckpointConfig:
     policy: Annotated[Policy, choice(*POLICIES)] = "full"
     every_s: Annotated[float | str | None, or_null(auto_or(POSITIVE))] = None
     last_step: Annotated[str, choice("save", "if_due")] = "save"
+    stall_s: Annotated[float, POSITIVE] = 600.0
 
     @property
     def saves(self) -> bool:
@@ -180,6 +185,7 @@ class Config:
     steps: Annotated[int, whole(1, MAX_STEPS)] = 400
     batch: Annotated[int, whole(1, MAX_BATCH)] = 256
     seed: Annotated[int, whole(0, 2**64 - 1)] = 0
+    reproducible: Annotated[Reproducible, choice(*REPRODUCIBLE)] = "same"
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
