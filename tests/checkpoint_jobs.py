@@ -15,6 +15,7 @@ from planaria.checkpoints import (
     Checkpoint,
     Encoding,
     Facts,
+    Lease,
     PartSummary,
     PartWriter,
     Raw,
@@ -62,6 +63,7 @@ class Model:
     seed: int = 0
     tables: Sequence[Table] = TABLES
     optimizer: Optimizer = field(default_factory=lambda: Optimizer("rowwise_adagrad"))
+    job: str = ""
     arenas: list[Arena] = field(init=False)
     rows: list[Records] = field(init=False)
 
@@ -105,7 +107,13 @@ class Model:
 
     def facts(self, layout: Layout, base: Sequence[int] = ()) -> Facts:
         return Facts(
-            self.tables, self.optimizer, layout, samples=self.seed, base=base, config={"a": [1]}
+            self.tables,
+            self.optimizer,
+            layout,
+            samples=self.seed,
+            base=base,
+            config={"a": [1]},
+            job=self.job,
         )
 
     def save(
@@ -118,17 +126,18 @@ class Model:
         changed: Sequence[Index] | None = None,
         parity: bool = False,
         bits: int = 32,
+        lease: Lease | None = None,
     ) -> Checkpoint:
         """Full, or differential where `changed` has the changed rows by arena."""
         parts = [
             self.save_part(folder, step, layout, place, changed, parity=parity, bits=bits)
             for place in layout.places
         ]
-        with PartWriter(folder, step, DENSE) as dense:
+        with PartWriter(folder, step, DENSE, job=self.job) as dense:
             dense.add_bytes("weights", np.full(100, step, np.float32))
             dense.add_bytes("nothing", b"")
             parts.append(dense.finish())
-        return publish(folder, step, parts, self.facts(layout, base))
+        return publish(folder, step, parts, self.facts(layout, base), lease=lease)
 
     def save_part(
         self,
@@ -142,7 +151,7 @@ class Model:
         bits: int = 32,
     ) -> PartSummary:
         encodings = None if bits == 32 else [Half(arena.words) for arena in self.arenas]
-        with PartWriter(folder, step, place, encodings) as part:
+        with PartWriter(folder, step, place, encodings, self.job) as part:
             for number, records in enumerate(self.server(layout, place)):
                 arena = layout.arena(self.arenas[number].rows)
                 if changed is None:

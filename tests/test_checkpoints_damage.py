@@ -18,11 +18,13 @@ from checkpoint_jobs import Model, restored, small_chunks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria import Layout
+from planaria import Layout, Table
 from planaria.checkpoints import (
     Checkpoint,
+    PartSummary,
     PartWriter,
     catalogue,
+    check_writable,
     latest,
     list_checkpoints,
     prune,
@@ -99,6 +101,10 @@ def edit_manifest(folder: Path, step: int, **changes: Any) -> None:
     (folder / f"step-{step:08d}" / MANIFEST).write_bytes(content)
 
 
+def renamed(folder: Path, name: str) -> PartSummary:
+    return msgspec.structs.replace(Checkpoint(folder, 2).manifest.parts[0], file=name)
+
+
 HEADER, BODY = FILE_HEADER_BYTES, FILE_HEADER_BYTES + CHUNK_HEADER_BYTES
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -140,6 +146,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "manifest of a later format": (lambda f: edit_manifest(f, 2, format=2), "has format 2"),
     "manifest of other places": (lambda f: edit_manifest(f, 2, parts=[]), "parts of places"),
     "manifest with wrong groups": (lambda f: edit_manifest(f, 2, groups=[[0, 0]]), "no sense"),
+    "manifest of no job": (lambda f: edit_manifest(f, 2, job="../x"), "is no job's id"),
+    "manifest that names another folder's file": (
+        lambda f: edit_manifest(f, 2, parts=[renamed(f, "../step-00000001/x.part")]),
+        "part named '../step-00000001/x.part'.*path separator",
+    ),
+    "manifest with a table above its folder": (
+        lambda f: edit_manifest(f, 2, tables=[Table("../../x", 61, 3)]),
+        "table named '../../x'.*path separator",
+    ),
     "manifest with wrong types": (lambda f: edit_manifest(f, 2, samples="one"), "no sense"),
 }
 
@@ -409,6 +424,32 @@ def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
         PartWriter(tmp_path / "file", 1, 0)
 
 
+class Forgetful(LocalFolder):
+    """A folder that gives back something else than what was written."""
+
+    def read(self, name: str) -> bytes:
+        return super().read(name)[::-1]
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_writable(tmp_path / "a" / "b")  # control: made where it can be made
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    (tmp_path / "file").write_bytes(b"")
+    for wrong in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(CheckpointError, match=r"cannot be written to .*file.* choose another"):
+            check_writable(wrong)
+    with pytest.raises(CheckpointError, match="does not give back"):
+        check_writable(Forgetful(tmp_path))
+    with pytest.raises(CheckpointError, match="507"):
+        check_writable(RemoteFolder(FullStore(RuntimeError("507 insufficient storage")), "/a"))
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        check_writable(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "file"]
+
+
 # ---------------------------------------------------------------------------- removing old ones
 
 
@@ -453,11 +494,13 @@ def test_without_a_whole_checkpoint_nothing_is_removed(folder: Path) -> None:
 def test_a_removal_that_is_cut_short_leaves_nothing_that_counts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: LocalFolder) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+    def fail_after_the_manifest(self: LocalFolder, name: str) -> None:
+        if name != MANIFEST:
+            raise OSError(errno.EIO, "Input/output error")
+        (self.path / name).unlink()
 
     shutil.rmtree(folder / "step-00000003")
-    monkeypatch.setattr(LocalFolder, "remove_all", fail)
+    monkeypatch.setattr(LocalFolder, "remove", fail_after_the_manifest)
     with pytest.raises(CheckpointError, match=r"step 1 in .* could not be removed"):
         prune(folder, 1)
     assert [listed.step for listed in list_checkpoints(folder) if listed.checkpoint] == [2]

@@ -7,13 +7,15 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from checkpoint_jobs import Model, small_chunks
 from typer.testing import CliRunner
 
-from planaria import Layout
-from planaria.checkpoints import DENSE, Facts, PartWriter, publish
+from planaria import Layout, Table
+from planaria.checkpoints import DENSE, Checkpoint, Facts, PartWriter, publish
+from planaria.checkpoints.manifest import MANIFEST, encode_manifest
 from planaria.cli import app
 from planaria.config import Config
 from planaria.errors import CheckpointError, DamagedCheckpoint
@@ -96,6 +98,68 @@ def test_an_older_checkpoint_is_not_taken_in_silence(tmp_path: Path) -> None:
     assert open_model(tmp_path / "jobs", say=said.append).step == 8
     assert len(said) == 1
     assert said[0].startswith("passed over step 9: ")
+
+
+WRONG_NAMES = {
+    "../../x": "path separator",
+    "/etc/x": "path separator",
+    "a\\b": "path separator",
+    "..": "begins with a dot",
+    ".hidden": "begins with a dot",
+    "": "empty",
+    "a\0b": "control character",
+    "a\nb": "control character",
+    "x" * 201: "more than 200 bytes",
+    "\N{GREEK SMALL LETTER ALPHA}" * 101: "more than 200 bytes",
+}
+
+
+def forge_name(folder: Path, name: str) -> None:
+    """A manifest with the right checksum, in which the first table is called `name`."""
+    manifest = Checkpoint(folder, 8).manifest
+    first = Table(name, manifest.tables[0].rows, manifest.tables[0].dim)
+    forged = msgspec.structs.replace(manifest, tables=[first, *manifest.tables[1:]])
+    (folder / "step-00000008" / MANIFEST).write_bytes(encode_manifest(forged)[0])
+
+
+@pytest.mark.parametrize("name", WRONG_NAMES)
+def test_no_table_s_name_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    # A table named ../../x was written two folders further up.
+    jobs = tmp_path / "a" / "b" / "jobs"
+    saved(jobs)
+    forge_name(jobs, name)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(DamagedCheckpoint, match=f"a table named .*{WRONG_NAMES[name]}"):
+        export(open_model(jobs, 8), tmp_path / "a" / "b" / "model")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_export_itself_writes_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second lock, behind a reader that would let the name pass."""
+    jobs = tmp_path / "a" / "b" / "jobs"
+    saved(jobs)
+    forge_name(jobs, "../../../x")
+    monkeypatch.setattr("planaria.checkpoints.manifest.name_problem", lambda name: None)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(DamagedCheckpoint, match="is not the name of a file in"):
+        export(open_model(jobs, 8), tmp_path / "a" / "b" / "model")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_unusual_names_are_names(tmp_path: Path) -> None:
+    saved(tmp_path / "jobs")
+    for number, name in enumerate(["a..b", "user id", "TABLE1", "\N{GREEK SMALL LETTER ALPHA}"]):
+        forge_name(tmp_path / "jobs", name)  # beside table1 and table2
+        out = tmp_path / f"model{number}"
+        export(open_model(tmp_path / "jobs", 8), out)
+        assert np.load(out / "tables" / f"{name}.npy").shape == (70, 4)
+
+
+def test_what_could_not_be_read_again_is_not_saved(tmp_path: Path) -> None:
+    model = Model(0, [Table("a/b", 10, 4)])
+    with pytest.raises(CheckpointError, match=r"'a/b' cannot be saved.*another name"):
+        model.save(tmp_path, 1, LAYOUT)
+    assert not (tmp_path / "step-00000001" / MANIFEST).exists()
 
 
 def no_space(*_: int) -> None:

@@ -8,7 +8,9 @@
     ├── ConfigError        a key or value of the configuration, or a schedule, is wrong
     ├── DataError          the training data is not as it should be
     ├── CheckpointError    a checkpoint could not be written, found or read
-    │   └── DamagedCheckpoint  it is torn, was tampered with, or lacks a file
+    │   ├── DamagedCheckpoint  it is torn, was tampered with, or lacks a file
+    │   ├── LeaseHeld      another job uses the folder
+    │   └── LeaseLost      another job has taken the folder over
     ├── WireError          a message is not of this protocol or not of this job
     ├── ClusterError       processes could not be started, or the job cannot go on
     │   ├── LossError      more was lost than the parity can bear
@@ -56,6 +58,14 @@ class CheckpointError(PlanariaError):
 
 class DamagedCheckpoint(CheckpointError):
     """A checkpoint is torn, was tampered with, or lacks a file; the one before it may be whole."""
+
+
+class LeaseHeld(CheckpointError):
+    """Another job uses the folder of checkpoints, or may do so."""
+
+
+class LeaseLost(CheckpointError):
+    """Another job has taken the folder of checkpoints over; this one must change nothing in it."""
 
 
 class StoreError(PlanariaError):

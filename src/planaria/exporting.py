@@ -22,7 +22,7 @@ import numpy as np
 from planaria.checkpoints import Checkpoint, Piece, latest
 from planaria.checkpoints.folders import AnyFolder
 from planaria.config import Config
-from planaria.errors import CheckpointError
+from planaria.errors import CheckpointError, DamagedCheckpoint
 from planaria.layout import Layout
 from planaria.tables import Arena
 from planaria.trainer.dense import dlrm_layers
@@ -90,7 +90,7 @@ def _write_tables(checkpoint: Checkpoint, folder: Path, progress: Callable[[int]
     folder.mkdir()
     tables: list[Any] = []
     for table in checkpoint.manifest.tables:
-        path = folder / f"{table.name}.npy"
+        path = _inside(folder, f"{table.name}.npy")
         tables.append(np.lib.format.open_memmap(path, "w+", np.float32, (table.rows, table.dim)))
         with path.open("r+b") as file:  # a mapped page that finds no room ends the process
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
@@ -99,6 +99,16 @@ def _write_tables(checkpoint: Checkpoint, folder: Path, progress: Callable[[int]
         progress(len(piece.index))
     for table in tables:
         table.flush()
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """The path of a file in a folder, whatever its name: manifests are checked when they are read,
+    and what is written where it should not be cannot be taken back.
+    """
+    path = folder / name
+    if path.resolve().parent != folder.resolve() or path.name != name:
+        raise DamagedCheckpoint(f"{name!r} is not the name of a file in {folder}; nothing written")
+    return path
 
 
 def _put(arena: Arena, piece: Piece, tables: list[Any]) -> None:

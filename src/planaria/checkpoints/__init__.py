@@ -1,8 +1,9 @@
-"""Durable checkpoints: files and bytes, and nothing about messages, time or processes.
+"""Durable checkpoints: files and bytes, and nothing about messages or steps of training.
 
 Each server writes its part with a `PartWriter`, a trainer the dense part; then somebody calls
 `publish`, and from then on the checkpoint counts. `latest` finds the newest whole one, `restore`
-fills a server's arenas from it, in any layout. docs/checkpoints.md has the promises.
+fills a server's arenas from it, in any layout. A `Lease` keeps two jobs off one folder.
+docs/checkpoints.md has the promises.
 """
 
 from planaria.checkpoints.catalogue import (
@@ -26,7 +27,10 @@ from planaria.checkpoints.encodings import (
     Raw,
     make_encoding,
 )
+from planaria.checkpoints.folders import check_writable
+from planaria.checkpoints.lease import Lease
 from planaria.checkpoints.manifest import Manifest, PartSummary
+from planaria.checkpoints.names import new_job_id
 from planaria.checkpoints.policy import POLICIES, Plan, Policy, Saved, plan_next
 from planaria.checkpoints.restoring import fill_parity, restore
 from planaria.checkpoints.writer import PartWriter
@@ -41,6 +45,7 @@ __all__ = [
     "EncodingMaker",
     "Facts",
     "Found",
+    "Lease",
     "Listed",
     "Manifest",
     "PartSummary",
@@ -51,11 +56,13 @@ __all__ = [
     "Quantised",
     "Raw",
     "Saved",
+    "check_writable",
     "discard",
     "fill_parity",
     "latest",
     "list_checkpoints",
     "make_encoding",
+    "new_job_id",
     "plan_next",
     "prune",
     "publish",

@@ -8,8 +8,7 @@ every row is delivered once, and parity, which cannot take a value back, comes o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -43,8 +42,22 @@ class Offer:
     records: Records  # all of the chunk
 
 
-Seen: TypeAlias = dict[int, tuple[Manifest, str]]
-"""By step: a manifest and its checksum."""
+@dataclass
+class Seen:
+    """What was found whole just before, so that nothing is looked at twice."""
+
+    manifests: dict[int, tuple[Manifest, str]] = field(default_factory=dict)
+    """By step, with its checksum; its record parts are there."""
+    parts: set[tuple[int, str]] = field(default_factory=set)
+    """Step and file: parts that are there, with the right length."""
+    read: set[tuple[int, str]] = field(default_factory=set)
+    """Parts whose every byte was read."""
+
+    def check_part(self, own: Folder, step: int, part: PartSummary) -> None:
+        """Raises unless it is there. own: the checkpoint's folder."""
+        if (step, part.file) not in self.parts:
+            check_size(own, part)
+            self.parts.add((step, part.file))
 
 
 class Checkpoint:
@@ -67,11 +80,11 @@ class Checkpoint:
         """
         self.folder = open_folder(folder)
         self._encodings = encodings
-        self._seen: Seen = {} if seen is None else seen
+        self._seen = seen or Seen()
         own = self.folder.folder(step_folder(step))
         self.manifest, self.checksum = self._look_at(step)
         for part in self.manifest.dense_parts:
-            check_size(own, part)
+            self._seen.check_part(own, step, part)
         self.chain = [*self._read_base(), self.manifest]
         """Manifests: a full one, differences in the order of their steps, this one."""
         self.layout: Layout = self.manifest.layout()
@@ -87,6 +100,11 @@ class Checkpoint:
     def step(self) -> int:
         return self.manifest.step
 
+    @property
+    def job(self) -> str:
+        """The id of the job that saved it."""
+        return self.manifest.job
+
     def dense(self) -> dict[str, Bytes]:
         """The dense state by name, uint8[any]; the caller owns it."""
         own = self.folder_of(self.manifest)
@@ -95,11 +113,14 @@ class Checkpoint:
             found |= read_named(own, self.step, part)
         return found
 
-    def verify(self) -> None:
-        """Reads every byte, those of the chain included."""
+    def verify(self, seen: Seen | None = None) -> None:
+        """Reads every byte, those of the chain included. seen: what need not be read again."""
+        read = (seen or Seen()).read
         for manifest in self.chain:
             for part in manifest.parts:
-                verify_part(self.folder_of(manifest), manifest.step, part)
+                if (manifest.step, part.file) not in read:
+                    verify_part(self.folder_of(manifest), manifest.step, part)
+                    read.add((manifest.step, part.file))
 
     def read(self, layout: Layout, place: int) -> Iterator[Piece]:
         """The data records that `place` holds in `layout`, each once, in no particular order."""
@@ -211,13 +232,13 @@ class Checkpoint:
 
     def _look_at(self, step: int) -> tuple[Manifest, str]:
         """A manifest whose parts, but for the dense one, are there."""
-        if step not in self._seen:
+        if step not in self._seen.manifests:
             own = self.folder.folder(step_folder(step))
             manifest, checksum = read_manifest(own, step)
             for part in manifest.record_parts:
-                check_size(own, part)
-            self._seen[step] = (manifest, checksum)
-        return self._seen[step]
+                self._seen.check_part(own, step, part)
+            self._seen.manifests[step] = (manifest, checksum)
+        return self._seen.manifests[step]
 
     def _same_layout(self, manifest: Manifest) -> bool:
         return (manifest.k, manifest.groups) == (self.manifest.k, self.manifest.groups)

@@ -10,19 +10,22 @@ fsspec is imported only for folders that need it, so that a server starts fast w
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import io
 import os
 import secrets
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeAlias, cast
 
 from planaria.checkpoints.direct import DirectFile
+from planaria.checkpoints.names import temporary_name
 from planaria.errors import CheckpointError
 
 READ_BUFFER_BYTES = 4 << 10  # serves headers; payloads go past it
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 class Folder(Protocol):
@@ -40,8 +43,23 @@ class Folder(Protocol):
     def read(self, name: str) -> bytes:
         """A whole, small file."""
 
-    def write(self, name: str, content: bytes) -> None:
-        """A whole, small file: at any moment there is the old one or the new one, on the disk."""
+    def write(self, name: str, content: bytes, job: str = "") -> None:
+        """A whole, small file: at any moment there is the old one or the new one, on the disk.
+
+        job: whose id stands in the name of what a crash may leave.
+        """
+
+    def create(self, name: str, content: bytes) -> None:
+        """A new, small file. FileExistsError if there is one: of many callers one succeeds."""
+
+    def replace_if(self, name: str, old: bytes, new: bytes) -> bool:
+        """Puts `new`, which is not shorter, into a file that holds `old`; False if it does not.
+
+        A file that took its place meanwhile is never touched.
+        """
+
+    def remove_if(self, name: str, old: bytes) -> bool:
+        """Removes a file that holds `old`; False if it does not. Of many callers one succeeds."""
 
     def open_read(self, name: str) -> io.BufferedIOBase: ...
 
@@ -57,8 +75,8 @@ class Folder(Protocol):
     def remove(self, name: str) -> None:
         """One file."""
 
-    def remove_all(self) -> None:
-        """The folder and everything in it."""
+    def remove_if_empty(self) -> None:
+        """The folder itself, unless something is in it. Raises nothing: it only takes up room."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +104,9 @@ class LocalFolder:
     def read(self, name: str) -> bytes:
         return (self.path / name).read_bytes()
 
-    def write(self, name: str, content: bytes) -> None:
+    def write(self, name: str, content: bytes, job: str = "") -> None:
         _make_durably(self.path)
-        temporary = self.path / f"{name}.{secrets.token_hex(4)}.tmp"
+        temporary = self.path / temporary_name(name, job)
         try:
             with temporary.open("xb") as file:
                 file.write(content)
@@ -100,6 +118,54 @@ class LocalFolder:
             temporary.unlink(missing_ok=True)
             raise
         _sync_names(self.path)
+
+    def create(self, name: str, content: bytes) -> None:
+        _make_durably(self.path)
+        with (self.path / name).open("xb", buffering=0) as file:
+            try:
+                file.write(content)
+                os.fsync(file.fileno())
+            except BaseException:
+                (self.path / name).unlink(missing_ok=True)
+                raise
+        _sync_names(self.path)
+
+    def replace_if(self, name: str, old: bytes, new: bytes) -> bool:
+        # In place, through the one descriptor that `old` was read from: what another puts under
+        # this name meanwhile is another file.
+        try:
+            descriptor = os.open(self.path / name, os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            if os.pread(descriptor, len(old) + 1, 0) != old:
+                return False
+            os.pwrite(descriptor, new, 0)
+            os.fsync(descriptor)
+            return True
+        finally:
+            os.close(descriptor)
+
+    def remove_if(self, name: str, old: bytes) -> bool:
+        # Comparing and removing are one act for all who lock the file first. Who waited finds that
+        # it has gone, and that another may be in its place: the lock is on the file, not the name.
+        path = self.path / name
+        try:
+            descriptor = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            _lock(descriptor)
+            if not os.path.samestat(os.fstat(descriptor), path.stat()):
+                return False
+            if os.pread(descriptor, len(old) + 1, 0) != old:
+                return False
+            path.unlink()
+            return True
+        except (BlockingIOError, FileNotFoundError):
+            return False  # somebody else is at it, or was
+        finally:
+            os.close(descriptor)
 
     def open_read(self, name: str) -> io.BufferedIOBase:
         file = (self.path / name).open("rb", buffering=READ_BUFFER_BYTES)
@@ -125,8 +191,9 @@ class LocalFolder:
     def remove(self, name: str) -> None:
         (self.path / name).unlink()
 
-    def remove_all(self) -> None:
-        shutil.rmtree(self.path)
+    def remove_if_empty(self) -> None:
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
 
 
 @dataclass(frozen=True)
@@ -163,10 +230,30 @@ class RemoteFolder:
         with _only_os_errors():
             return bytes(self.files.cat_file(self._at(name)))
 
-    def write(self, name: str, content: bytes) -> None:
+    def write(self, name: str, content: bytes, job: str = "") -> None:
         with _only_os_errors():
             self.files.makedirs(self.path, exist_ok=True)
             self.files.pipe_file(self._at(name), content)
+
+    # Stores differ in what they offer to exclude others. These three look and then act: callers
+    # must read back what they wrote, and of two that act at the same moment the last one stays.
+
+    def create(self, name: str, content: bytes) -> None:
+        if self.size(name) is not None:
+            raise FileExistsError(f"{self._at(name)} exists")
+        self.write(name, content)
+
+    def replace_if(self, name: str, old: bytes, new: bytes) -> bool:
+        if not self._holds(name, old):
+            return False
+        self.write(name, new)
+        return True
+
+    def remove_if(self, name: str, old: bytes) -> bool:
+        if not self._holds(name, old):
+            return False
+        self.remove(name)
+        return True
 
     def open_read(self, name: str) -> io.BufferedIOBase:
         with _only_os_errors():
@@ -191,9 +278,16 @@ class RemoteFolder:
         with _only_os_errors():
             self.files.rm_file(self._at(name))
 
-    def remove_all(self) -> None:
-        with _only_os_errors():
-            self.files.rm(self.path, recursive=True)
+    def remove_if_empty(self) -> None:
+        with contextlib.suppress(Exception):  # most stores have no folders
+            if not self.names():
+                self.files.rmdir(self.path)
+
+    def _holds(self, name: str, content: bytes) -> bool:
+        try:
+            return self.read(name) == content
+        except FileNotFoundError:
+            return False
 
     def _at(self, name: str) -> str:
         return f"{self.path.rstrip('/')}/{name}"
@@ -226,6 +320,30 @@ def open_folder(where: AnyFolder) -> Folder:
     return RemoteFolder(files, str(path))
 
 
+def check_writable(folder: AnyFolder) -> None:
+    """Raises CheckpointError unless files can be written here, kept, read and removed.
+
+    For before a job starts: what is found out at its first save costs all work until then.
+    """
+    root = open_folder(folder)
+    content, name = secrets.token_bytes(64), f"probe-{secrets.token_hex(4)}.tmp"
+    try:
+        root.write(name, content)
+        try:
+            read = root.read(name)
+        finally:
+            root.remove(name)
+    except OSError as why:
+        raise CheckpointError(
+            f"checkpoints cannot be written to {root}: {why}. Make the folder writable, or make "
+            "room on it, or choose another checkpoint.path"
+        ) from why
+    if read != content:
+        raise CheckpointError(
+            f"{root} does not give back what was written to it; choose another checkpoint.path"
+        )
+
+
 @contextlib.contextmanager
 def _only_os_errors() -> Iterator[None]:
     """Drivers raise what the libraries beneath them raise; here it becomes one kind of error."""
@@ -235,6 +353,17 @@ def _only_os_errors() -> Iterator[None]:
         raise
     except Exception as why:
         raise OSError(f"{type(why).__name__}: {why}") from why
+
+
+def _lock(descriptor: int) -> None:
+    """Raises BlockingIOError if another has locked it. Not every file system can: there, as on a
+    store of objects, two that act at the same moment are not kept apart.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as why:
+        if why.errno not in _NO_LOCKS:
+            raise
 
 
 def _make_durably(path: Path) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from planaria.checkpoints.chunks import DENSE, FORMAT
 from planaria.checkpoints.folders import Folder
+from planaria.checkpoints.names import is_job_id, name_problem
 from planaria.errors import CheckpointError, DamagedCheckpoint, PlanariaError
 from planaria.layout import Layout
 from planaria.optimizers import Optimizer
@@ -72,6 +73,7 @@ class Manifest(msgspec.Struct, frozen=True):
     config: dict[str, Any]
     digest: str | None
     extra: dict[str, Any]
+    job: str = ""  # the id of the job that saved it
 
     @property
     def full(self) -> bool:
@@ -186,8 +188,18 @@ def _check(manifest: Manifest, folder: Folder) -> None:
         manifest.arenas()
     except (PlanariaError, ValueError) as why:
         raise DamagedCheckpoint(f"{MANIFEST} in {folder} makes no sense: {why}") from why
-    if any("/" in part.file or part.file in ("", ".", "..") for part in manifest.parts):
-        raise DamagedCheckpoint(f"{MANIFEST} in {folder} names a file outside its folder")
+    named = [("part", part.file) for part in manifest.parts]
+    named += [("table", table.name) for table in manifest.tables]
+    for what, name in named:
+        if problem := name_problem(name):
+            raise DamagedCheckpoint(
+                f"{MANIFEST} in {folder} has a {what} named {name!r}, which cannot be the name of "
+                f"a file: {problem}. It is damaged or forged; use another checkpoint"
+            )
+    if not is_job_id(manifest.job):
+        raise DamagedCheckpoint(
+            f"{MANIFEST} in {folder} says that {manifest.job!r} saved it, which is no job's id"
+        )
     places = sorted(part.place for part in manifest.record_parts)
     if places != list(layout.places):
         raise DamagedCheckpoint(

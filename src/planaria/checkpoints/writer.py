@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import secrets
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
@@ -31,6 +30,7 @@ from planaria.checkpoints.chunks import (
 from planaria.checkpoints.encodings import RAW_BITS, Encoding, Raw
 from planaria.checkpoints.folders import AnyFolder, open_folder
 from planaria.checkpoints.manifest import PartSummary, step_folder
+from planaria.checkpoints.names import check_job_id, part_name
 from planaria.errors import ArgumentError, CheckpointError
 from planaria.kernels import saves
 from planaria.kernels.checks import array, require
@@ -49,10 +49,12 @@ class PartWriter:
         step: int,
         place: int = DENSE,
         encodings: Sequence[Encoding] | None = None,
+        job: str = "",
     ) -> None:
         """folder: the one of all checkpoints. encodings: one per arena; records as they are if
-        none are given.
+        none are given. job: the id of the job that the part belongs to.
         """
+        check_job_id(job)
         require(step >= 0 and place >= DENSE, f"there is no step {step} or place {place}")
         self.step = step
         self.place = place
@@ -68,8 +70,7 @@ class PartWriter:
         self._listed: dict[int, Bytes] = {}  # by arena: a bit per record
         self._names: set[str] = set()
         self._ended = False
-        who = "dense" if place == DENSE else f"place-{place:05d}"
-        self.file = f"{who}-{secrets.token_hex(4)}.part"
+        self.file = part_name(place, job)
         self._folder = open_folder(folder).folder(step_folder(step))
         with self._no_half_files(opened=False):
             self._file = self._folder.open_write(self.file)
