@@ -29,9 +29,10 @@ import numpy as np
 
 from benchmarks.cluster import Row, Sizes, job, show
 from planaria.checkpoints import Checkpoint, Facts, PartWriter, publish, restore
+from planaria.cluster.attempt import Attempt
+from planaria.cluster.events import Watcher
 from planaria.cluster.run import JobRun
 from planaria.cluster.saving import SavedRecords
-from planaria.cluster.supervisor import Event, Supervisor
 from planaria.config import Config
 from planaria.layout import Layout
 from planaria.optimizers import Optimizer
@@ -50,19 +51,19 @@ def say(text: str) -> None:
 # ------------------------------------------------------------------ jobs that save
 
 
-class Timed(JobRun):
+class Windows(Watcher):
     """Remembers when saves were under way."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
+    def __init__(self) -> None:
         self.windows: list[tuple[float, float]] = []
+        self._seen = 0
 
-    def _on_event(self, supervisor: Supervisor, event: Event) -> None:
-        before = len(self.saves.found)
-        super()._on_event(supervisor, event)
-        for one in self.saves.found[before:]:
+    def on_tick(self, now: float, processes: Attempt) -> None:
+        published = processes.saves.published
+        for one in published[self._seen :]:
             if "seconds" in one:
-                self.windows.append((event.at - one["seconds"], event.at))
+                self.windows.append((now - one["seconds"], now))
+        self._seen = len(published)
 
 
 def while_saving(sizes: Sizes, folder: Path) -> list[Row]:
@@ -80,12 +81,13 @@ def while_saving(sizes: Sizes, folder: Path) -> list[Row]:
         f"checkpoint.every_steps={every}",
         "checkpoint.keep_last=1",
     )
-    run = Timed(config)
+    watched = Windows()
+    run = JobRun(config, observers=[watched])
     run.run()
     times = np.array([at for _, at in run.progress.step_at])[sizes.steps // 10 :]
     middles, seconds = (times[1:] + times[:-1]) / 2, np.diff(times)
     saving = np.zeros(len(middles), bool)
-    for start, end in run.windows:
+    for start, end in watched.windows:
         saving |= (middles >= start) & (middles <= end)
     ratio = float(np.mean(seconds[~saving]) / np.mean(seconds[saving]))
     shares = f"{saving.sum()} of {len(saving)} steps while saving"

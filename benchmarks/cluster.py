@@ -25,7 +25,7 @@ import zmq
 
 from planaria.cluster.run import JobRun
 from planaria.config import Config
-from planaria.schedule import Event, parse_kill, resolve
+from planaria.schedule import Fault, parse_kill, resolve
 
 STANDARD = [
     "batch=2048",
@@ -86,7 +86,7 @@ def show(rows: list[Row]) -> None:
             print(f"  {row.name}: {row.detail}")
 
 
-def run(config: Config, schedule: list[Event] | None = None) -> tuple[dict[str, Any], JobRun]:
+def run(config: Config, schedule: list[Fault] | None = None) -> tuple[dict[str, Any], JobRun]:
     job_run = JobRun(config, schedule or [])
     return job_run.run(), job_run
 
@@ -221,7 +221,7 @@ def rebuild(sizes: Sizes) -> list[Row]:
         )
     layout = config.layout
     needed = report["bytes_records"] * (layout.k + layout.r) / layout.k
-    memory = sum(job_run.resident.values()) / needed
+    memory = sum(one.resident for one in job_run.reporter.servers.values()) / needed
     return [
         Row(
             "time to full redundancy over one copy",

@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster import Sizes, job
+from planaria.cluster.attempt import Attempt
+from planaria.cluster.events import JobEvent, Watcher
 from planaria.cluster.run import JobRun
-from planaria.cluster.supervisor import Event, Supervisor
+from planaria.config import Config
+from planaria.wire.control import StepDone
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 FIRST_STEP = 20  # start-up is over by then
@@ -37,27 +40,29 @@ def cpu_of(pid: int, role: str) -> Use:
     return found
 
 
-class Watched(JobRun):
-    """A job whose processes are looked at when a first and a last step are done."""
+class Looks(Watcher):
+    """Looks at a job's processes when a first and a last step are done."""
 
-    looks: list[tuple[int, float, Use]]
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.looks: list[tuple[int, float, Use]] = []
 
-    def _on_step(self, supervisor: Supervisor, event: Event) -> None:
-        super()._on_step(supervisor, event)
-        if event.facts["step"] in (FIRST_STEP, self.config.steps):
+    def on_event(self, event: JobEvent, processes: Attempt) -> None:
+        done = event.what
+        if not isinstance(done, StepDone) or done.rank != 0:
+            return
+        if done.step in (FIRST_STEP, self.config.steps):
+            shadows = processes.machine.trainers[self.config.trainers :]
             use: Use = Counter()
-            for child in supervisor.children.values():
-                role = "shadow" if self._is_shadow(child.member) else child.role
-                use += cpu_of(child.process.pid, role)
-            self.looks = [*getattr(self, "looks", []), (event.facts["step"], event.at, use)]
-
-    def _is_shadow(self, member: str) -> bool:
-        return member in self.progress.trainers[self.config.trainers :]
+            for member, process in processes.launcher.processes.items():
+                role = "shadow" if member in shadows else process.role
+                use += cpu_of(process.handle.pid, role)
+            self.looks.append((done.step, event.at, use))
 
 
 def profile(name: str, config: Any) -> None:
-    watched = Watched(config)
-    watched.run()
+    watched = Looks(config)
+    JobRun(config, observers=[watched]).run()
     (first, start, before), (last, end, after) = watched.looks
     steps = last - first
     wall_ms = (end - start) / steps * 1e3

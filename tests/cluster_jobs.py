@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from planaria.cluster.resuming import FROM_THE_BEGINNING, Start
+from planaria.cluster.attempt import Attempt
+from planaria.cluster.events import Exited, JobEvent, Watcher
+from planaria.cluster.reporting import Progress
+from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption
 from planaria.cluster.run import JobRun
-from planaria.cluster.supervisor import Event, Supervisor
 from planaria.config import Config
-from planaria.schedule import Event as Scheduled
+from planaria.schedule import Fault
+from planaria.wire.control import Rebuilt, StepDone, Viewed
 from planaria.wire.messages import Member
+
+OnEvent = Callable[[Attempt, JobEvent], None]
+T = TypeVar("T")
 
 TINY = (
     "batch=64",
@@ -79,84 +85,110 @@ def blows(
     ]
 
 
-class BeatenRun(JobRun):
-    """A run that takes blows, and remembers every event."""
+class Beating(Watcher):
+    """Deals blows to a job's processes, and remembers every event."""
+
+    def __init__(self, plan: Sequence[Blow], replacements: int, on_event: OnEvent) -> None:
+        self.plan = list(plan)
+        self.replacements = replacements
+        self.events: list[JobEvent] = []
+        self.struck: list[Member] = []
+        self.struck_at = 0.0
+        self._on_event = on_event
+        self._due: list[tuple[float, list[Member]]] = []  # blows whose delay is not over
+        self._awaited: set[Member] = set()  # struck, and still in the view
+        self._rebuilding: set[int] = set()
+
+    def on_event(self, event: JobEvent, processes: Attempt) -> None:
+        self.events.append(event)
+        match event.what:
+            case Viewed() as viewed:
+                self._awaited &= {*viewed.servers, *viewed.trainers}
+                self._rebuilding = set(viewed.rebuilding)
+                if self.replacements and self._rebuilding:
+                    self.replacements -= 1
+                    self.strike(processes, [viewed.servers[min(self._rebuilding)]])
+            case Rebuilt() as rebuilt:
+                self._rebuilding.discard(rebuilt.place)
+            case Exited(role="coordinator"):
+                self._awaited.discard(event.member)
+            case StepDone() as done if self._is_due(done.step):
+                blow = self.plan.pop(0)
+                members = [self._member(processes, victim) for victim in blow.victims]
+                self._awaited.update(members)
+                self._due.append((event.at + blow.delay_ms / 1000, members))
+        self._on_event(processes, event)
+
+    def on_tick(self, now: float, processes: Attempt) -> None:
+        for at, members in list(self._due):
+            if now >= at:
+                self._due.remove((at, members))
+                self.strike(processes, members)
+
+    def strike(self, processes: Attempt, members: Sequence[Member]) -> None:
+        self.struck_at = time.monotonic()
+        for member in members:
+            processes.signal(member)
+        self.struck += members
+
+    def _is_due(self, step: int) -> bool:
+        settled = not self._awaited and not self._rebuilding
+        return bool(settled and self.plan and self.plan[0].step <= step)
+
+    def _member(self, processes: Attempt, victim: str) -> Member:
+        role, _, number = victim.partition(":")
+        member = processes.member_of(role, int(number or 0))
+        assert member is not None
+        return member
+
+
+class BeatenRun:
+    """A job under blows, and what became of it."""
 
     def __init__(
         self,
         config: Config,
         plan: Sequence[Blow] = (),
         *,
-        schedule: Sequence[Scheduled] = (),
+        schedule: Sequence[Fault] = (),
         replacements: int = 0,
-        on_event: Callable[[Supervisor, Event], None] = lambda supervisor, event: None,
-        start: Start = FROM_THE_BEGINNING,
+        on_event: OnEvent = lambda processes, event: None,
+        start: Resumption = FROM_THE_BEGINNING,
     ) -> None:
         """replacements: so many are killed as soon as the view names them, while they rebuild."""
-        super().__init__(config, schedule, start=start)
-        self.plan = list(plan)
-        self.replacements = replacements
-        self.on_event = on_event
-        self.events: list[Event] = []
-        self.struck: list[Member] = []
-        self.struck_at = 0.0
-        self._awaited: set[Member] = set()  # struck, and still in the view
-        self._rebuilding: set[int] = set()
+        self.beating = Beating(plan, replacements, on_event)
+        self.job = JobRun(config, schedule, start=start, observers=[self.beating])
+        self.config = config
 
-    def of(self, name: str) -> list[Event]:
-        return [event for event in self.events if event.name == name]
+    def run(self) -> dict[str, Any]:
+        return self.job.run()
+
+    @property
+    def progress(self) -> Progress:
+        return self.job.progress
+
+    @property
+    def struck(self) -> list[Member]:
+        return self.beating.struck
+
+    def of(self, kind: type[T]) -> list[tuple[Member, T]]:
+        """Who told it, and what, of all events of a kind."""
+        events = self.beating.events
+        return [(e.member, e.what) for e in events if isinstance(e.what, kind)]
 
     @property
     def killed(self) -> list[Member]:
         """Who ended by SIGKILL before the job was over."""
-        return [e.member for e in self.of("exit") if e.facts["code"] == -signal.SIGKILL]
-
-    def _on_event(self, supervisor: Supervisor, event: Event) -> None:
-        super()._on_event(supervisor, event)
-        self.events.append(event)
-        if event.name == "view":
-            self._awaited &= {*event.facts["servers"], *event.facts["trainers"]}
-            self._rebuilding = set(event.facts["rebuilding"])
-            if self.replacements and self._rebuilding:
-                self.replacements -= 1
-                self._strike(supervisor, [self.progress.servers[min(self._rebuilding)]])
-        elif event.name == "rebuilt":
-            self._rebuilding.discard(event.facts["place"])
-        elif event.name == "exit" and event.facts["role"] == "coordinator":
-            self._awaited.discard(event.member)
-        elif event.name == "step" and self._is_due(event.facts["step"]):
-            blow = self.plan.pop(0)
-            members = [self._member(supervisor, victim) for victim in blow.victims]
-            self._awaited.update(members)
-            timer = threading.Timer(blow.delay_ms / 1000, self._strike, (supervisor, members))
-            timer.start()
-        self.on_event(supervisor, event)
-
-    def _is_due(self, step: int) -> bool:
-        settled = not self._awaited and not self._rebuilding
-        return bool(settled and self.plan and self.plan[0].step <= step)
-
-    def _member(self, supervisor: Supervisor, victim: str) -> Member:
-        role, _, number = victim.partition(":")
-        if role == "coordinator":
-            return supervisor.coordinator
-        by_role = {"server": self.progress.servers, "trainer": self.progress.trainers}
-        return by_role[role][int(number)]
-
-    def _strike(self, supervisor: Supervisor, members: Sequence[Member]) -> None:
-        self.struck_at = time.monotonic()
-        for member in members:
-            supervisor.kill(member)
-        self.struck += members
+        return [m for m, exited in self.of(Exited) if exited.code == -signal.SIGKILL]
 
 
 def digest_after(config: Config, plan: Sequence[Blow], **more: Any) -> str:
     """The digest of a job under these blows, every one of which has really hit."""
     run = BeatenRun(config, plan, **more)
-    victims = sum(len(blow.victims) for blow in plan) + run.replacements
+    victims = sum(len(blow.victims) for blow in plan) + run.beating.replacements
     report = run.run()
-    assert run.plan == []
-    assert run.replacements == 0, "a replacement was to be killed, but there was none"
+    assert run.beating.plan == []
+    assert run.beating.replacements == 0, "a replacement was to be killed, but there was none"
     assert sorted(run.killed) == sorted(run.struck)
     assert len(run.struck) == victims
     return str(report["digest"])
@@ -189,18 +221,24 @@ def wait_until(holds: Callable[[], bool], limit_s: float) -> bool:
 
 @contextmanager
 def leaving_nothing() -> Iterator[Path]:
-    """Jobs inside have their folders in the one that this gives; in the end it must be empty."""
-    before = tempfile.tempdir
+    """Jobs inside have their folders in the one that this gives; in the end there may be logs."""
+    before = os.environ.get("PLANARIA_HOME")
     folder = Path(tempfile.mkdtemp(prefix="planaria-test-", dir="/tmp"))
-    tempfile.tempdir = str(folder)
+    os.environ["PLANARIA_HOME"] = str(folder)
     try:
         yield folder
         assert wait_until(lambda: processes_of(folder) == [], GONE_S), processes_of(folder)
-        assert [path.name for path in folder.rglob("*")] == []
+        assert left_behind(folder) == []
     finally:
-        tempfile.tempdir = before
+        if before is None:
+            del os.environ["PLANARIA_HOME"]
+        else:
+            os.environ["PLANARIA_HOME"] = before
         for number in processes_of(folder):
             os.kill(number, signal.SIGKILL)
-        for path in sorted(folder.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        folder.rmdir()
+        shutil.rmtree(folder)
+
+
+def left_behind(folder: Path) -> list[Path]:
+    """Files that are no logs."""
+    return [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "logs"]

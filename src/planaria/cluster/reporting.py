@@ -87,6 +87,7 @@ class Reporter(Watcher):
         self.trainers: dict[Member, TrainerHolds] = {}
         self.held_out: dict[int, dict[int, HeldOut]] = {}  # by rank and first sample
         self.curve: list[tuple[int, float]] = []
+        self.rolled_back_at = 0.0
         self._observe = observe
 
     def say(self, line: str = "") -> None:
@@ -214,7 +215,7 @@ class Reporter(Watcher):
     def _on_rolled_back(self, back: RolledBack, at: float) -> None:
         self.say(f"{back.why}; all roll back from step {back.from_step} to {back.to_step}")
         self.rollbacks.append({"from_step": back.from_step, "to_step": back.to_step})
-        progress = self.progress
+        self.rolled_back_at, progress = at, self.progress
         for failure in progress.failures:
             if failure.gap_ms is None:
                 failure.view_at = at  # the next step is one of the new processes

@@ -23,7 +23,7 @@ from planaria.errors import ConfigError, PlanariaError
 from planaria.planning.command import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, leave
 from planaria.planning.machine import Origin
 from planaria.planning.options import refuse_existing, takes_options_of
-from planaria.schedule import Event
+from planaria.schedule import Fault
 
 FILES = ("report.json", "table.csv", "overhead.png", "quality.png", "index.html")
 DEFAULT = ("erasure", "checkpoint", "cpr-vanilla", "cpr-mfu")
@@ -81,7 +81,7 @@ def compare_command(
 
 
 def _run(console: Console, emulation: Emulation, job: Config, names: Sequence[str]) -> Comparison:
-    def run(title: str, job: Config, schedule: Sequence[Event]) -> Outcome:
+    def run(title: str, job: Config, schedule: Sequence[Fault]) -> Outcome:
         console.print(title)
         with Display(console, title, job) as display:
             return run_here(display, job, schedule)

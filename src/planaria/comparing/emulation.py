@@ -22,7 +22,7 @@ from planaria.formulas import (
     young_interval,
 )
 from planaria.planning.options import Option, check_options, require
-from planaria.schedule import Event, parse_kill, resolve
+from planaria.schedule import Fault, parse_kill, resolve
 
 MAX_FAILURES = 1000
 MAX_SEEDS = 100
@@ -189,7 +189,7 @@ class Emulation:
         except ConfigError as error:
             raise ConfigError(f"--strategy {name}: {error}") from None
 
-    def schedule(self, job: Config, seed: int) -> list[Event]:
+    def schedule(self, job: Config, seed: int) -> list[Fault]:
         """The same kills for every strategy: they depend on the seed and on the job's shape."""
         steps = failure_steps(job.steps, self.failures, seed)
         kills = [parse_kill(f"server:any*{self.lost}@{step}") for step in steps]

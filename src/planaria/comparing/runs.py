@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
 
-from planaria.cluster.run import JobRun, Observer
-from planaria.cluster.supervisor import Event, Supervisor
+from planaria.cluster.injecting import Injector
+from planaria.cluster.reporting import Observe
+from planaria.cluster.run import JobRun
 from planaria.comparing.accounts import (
     Account,
     Interval,
@@ -28,7 +28,7 @@ from planaria.config import Config
 from planaria.errors import ClusterError, LossError, PlanariaError
 from planaria.planning.jobs import memory_of_job
 from planaria.planning.memory import Memory
-from planaria.schedule import Event as Scheduled
+from planaria.schedule import Fault
 
 UNDISTURBED = "undisturbed"
 
@@ -48,7 +48,7 @@ class Outcome:
         return "failed" not in self.report
 
 
-Runner = Callable[[str, Config, Sequence[Scheduled]], Outcome]
+Runner = Callable[[str, Config, Sequence[Fault]], Outcome]
 """Runs one job; its first argument is what to call it."""
 
 
@@ -202,53 +202,31 @@ def compare(emulation: Emulation, job: Config, names: Sequence[str], run: Runner
     return Comparison(emulation, job, tuple(schedules), tuple(references), tuple(rows))
 
 
-def run_here(observer: Observer, config: Config, schedule: Sequence[Scheduled]) -> Outcome:
-    """A run on this machine. One that cannot go on is an outcome like others."""
-    job, lost = EmulatedRun(config, schedule, observer), False
+def run_here(observe: Observe, config: Config, schedule: Sequence[Fault]) -> Outcome:
+    """A run on this machine. One that cannot go on is an outcome like others.
+
+    Its failures are as far apart as those of the job that it stands for: there, hours lie between
+    two and a server is whole again in minutes. Here a rebuild may take as long as many steps, so a
+    kill that is due waits until all servers are whole.
+    """
+
+    def somebody_is_not_whole() -> bool:
+        began = job.reporter.rolled_back_at  # when all servers started whole
+        return any(
+            failure.rebuilt_ms is None and failure.at > began for failure in job.progress.failures
+        )
+
+    injector = Injector(schedule, hold=somebody_is_not_whole)
+    job, lost = JobRun(config, observe=observe, injector=injector), False
     try:
         report = job.run()
     except PlanariaError as error:
         report, lost = job.report_failure(error), isinstance(error, LossError)
-    return Outcome(config.seed, report, step_seconds(job.progress.step_at), tuple(job.killed), lost)
-
-
-class EmulatedRun(JobRun):
-    """A run whose failures are as far apart as those of the job that it stands for.
-
-    There, hours lie between two failures and a server is whole again in minutes. Here a rebuild
-    may take as long as many steps, so a kill that is due waits until all servers are whole.
-    """
-
-    def __init__(self, config: Config, schedule: Sequence[Scheduled], observe: Observer) -> None:
-        super().__init__(config, schedule, observe)
-        self.killed: list[dict[str, int]] = []
-        self._began = 0.0
-
-    def _roll_back(self) -> None:
-        super()._roll_back()
-        self._began = time.monotonic()  # all servers start whole
-
-    def _on_step(self, supervisor: Supervisor, event: Event) -> None:
-        held: list[Scheduled] = []
-        if self._is_open():
-            held, self.pending = self.pending, held
-        super()._on_step(supervisor, event)
-        self.pending = held or self.pending
-
-    def _is_open(self) -> bool:
-        return any(
-            failure.rebuilt_ms is None and failure.at > self._began
-            for failure in self.progress.failures
-        )
-
-    def _disturb(self, supervisor: Supervisor, item: Scheduled) -> None:
-        before = len(self.progress.failures)
-        super()._disturb(supervisor, item)
-        assert item.number is not None
-        if len(self.progress.failures) > before:
-            self.killed.append(
-                {"server": item.number, "due_step": item.step, "step": self.progress.step}
-            )
+    killed = tuple(
+        {"server": fault.number or 0, "due_step": fault.step, "step": step}
+        for fault, step in injector.done
+    )
+    return Outcome(config.seed, report, step_seconds(job.progress.step_at), killed, lost)
 
 
 def _row(

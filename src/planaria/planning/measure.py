@@ -21,14 +21,14 @@ from planaria.cluster.run import JobRun
 from planaria.config import CheckpointConfig, Config
 from planaria.errors import ClusterError
 from planaria.planning.machine import Machine
-from planaria.schedule import Event, parse_kill, resolve
+from planaria.schedule import Fault, parse_kill, resolve
 
 STEPS = 120
 MOST_PROCESSES = 6  # of one role: more would only wait for one another
 DISK_MB = 64
 MEMORY_MB = 64
 
-Runner = Callable[[Config, Sequence[Event]], dict[str, Any]]
+Runner = Callable[[Config, Sequence[Fault]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Measurement:
         )
 
 
-def run_here(config: Config, schedule: Sequence[Event]) -> dict[str, Any]:
+def run_here(config: Config, schedule: Sequence[Fault]) -> dict[str, Any]:
     return JobRun(config, schedule).run()
 
 
