@@ -1,4 +1,4 @@
-"""Durable checkpoints: files and bytes, and nothing about messages or steps of training.
+"""Durable checkpoints: files and bytes, and nothing about messages.
 
 Each server writes its part with a `PartWriter`, a trainer the dense part; then somebody calls
 `publish`, and from then on the checkpoint counts. `latest` finds the newest whole one, `restore`
