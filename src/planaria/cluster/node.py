@@ -20,7 +20,9 @@ from planaria.cluster.files import JobFiles
 from planaria.cluster.transport import Transport
 from planaria.config import Config
 from planaria.coordinator.machine import DONE
+from planaria.trainer.dense import dlrm_layers
 from planaria.wire.codec import Envelope, encode
+from planaria.wire.limits import Limits
 from planaria.wire.machine import COORDINATOR, Machine, Outbox
 from planaria.wire.messages import NO_VIEW, Delta, Heartbeat, Hello, Member, Message, Stop
 
@@ -82,7 +84,8 @@ class Node:
         self.config = Config.from_dict(files.config())
         self.keys = files.keys()
         self.link = Link()
-        self.transport = Transport(member, self.keys, bind_address(self.config, files, member))
+        bind = bind_address(self.config, files, member)
+        self.transport = Transport(member, self.keys, bind, limits_of(self.config))
         self.book: dict[Member, str] = {}  # where members listen
         self.coordinator = ""
         self.stopped: str | None = None
@@ -177,17 +180,25 @@ class MemberNode(Node):
             self.keys.token, self.member, self.transport.address, Heartbeat(view=NO_VIEW)
         )
         while True:
-            if self.coordinator and self.coordinator != address:
+            try:
+                if self.coordinator and self.coordinator != address:
+                    if dealer is not None:
+                        dealer.close(linger=0)
+                    dealer = None
+                    dealer = self.transport.new_dealer(self.coordinator)
+                    address = self.coordinator
                 if dealer is not None:
-                    dealer.close(linger=0)
-                address = self.coordinator
-                dealer = self.transport.new_dealer(address)
-            if dealer is not None:
-                try:
                     dealer.send_multipart(frames, zmq.NOBLOCK)
-                except zmq.ZMQError:
-                    pass
+            except zmq.ZMQError:
+                pass  # no descriptor left, or a full queue: the next beat may get through
             time.sleep(self.config.cluster.heartbeat_ms / 1000)
+
+
+def limits_of(config: Config) -> Limits:
+    """How large the messages of a job can be."""
+    model = config.model
+    layers = dlrm_layers(model.tables, model.dim, model.bottom, model.top)
+    return Limits.of_job(config, sum(layer.parameters for layer in layers))
 
 
 def _can_wait(envelope: Envelope) -> bool:

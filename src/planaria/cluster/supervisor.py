@@ -106,7 +106,8 @@ class Supervisor:
     # ------------------------------------------------------------------ starting
 
     def _command(self, role: str, *more: str) -> list[str]:
-        return [sys.executable, "-m", "planaria.cluster", role, str(self.folder), *more]
+        # -P: what lies in the user's folder under the name of a library is not that library.
+        return [sys.executable, "-P", "-m", "planaria.cluster", role, str(self.folder), *more]
 
     def _environment(self, role: str) -> dict[str, str]:
         threads = self.config.threads
