@@ -110,7 +110,7 @@ def mutated(draw: random.Random, frames: Sequence[Any]) -> list[bytes]:
     """The same message with some bytes changed, cut, doubled or put in, or with other frames."""
     changed = [bytearray(memoryview(frame).cast("B")) for frame in frames]
     for _ in range(draw.randint(1, 4)):
-        frame = draw.choice(changed) if draw.random() < 0.2 else changed[0]
+        frame = draw.choice(changed) if draw.random() < 0.2 else changed[1]
         at = draw.randrange(len(frame) + 1)
         match draw.randrange(5):
             case 0 if at < len(frame):
@@ -127,19 +127,19 @@ def mutated(draw: random.Random, frames: Sequence[Any]) -> list[bytes]:
 
 
 def misshapen(token: bytes) -> list[list[bytes]]:
-    """Headers with the right token whose arrays are not what their frames are."""
+    """Messages with the right token whose arrays are not what their frames are."""
     heads: list[Any] = [
         [1, [2**39]], [1, [2**62, 4]], [1, [2**63]], [1, [-1]], [1, [0, 2**39]], [1, [1, 1, 1]],
         [1, []], [1, [1.0]], [1, ["1"]], [2, [1]], [0, [1]], [-1, [1]], [2**64 - 1, [1]], [1],
         [1, [2]], "1", None, {"frame": 1}, [[1, [1]], [1]], b"\x01", 1.5,
     ]  # fmt: skip
     headers = [
-        msgspec.msgpack.encode([token, "server-1", "", ["Lookup", 0, 6, nested, FIRST]])
+        msgspec.msgpack.encode(["server-1", "", ["Lookup", 0, 6, nested, FIRST]])
         for head in heads
         for nested in ([head], [[head]], head)
     ]
     headers.append(headers[0].replace(msgspec.msgpack.encode([heads[0]]), b"\x91" * 3000 + b"\xc0"))
-    return [[header, bytes(8)] for header in headers]
+    return [[token, header, bytes(8)] for header in headers]
 
 
 def strange_messages(seed: int, count: int, token: bytes) -> Iterator[list[bytes]]:

@@ -16,8 +16,9 @@ from hypothesis.extra.numpy import arrays
 from planaria.errors import WireError
 from planaria.kernels.types import Floats, Index, Records
 from planaria.wire import messages
-from planaria.wire.codec import MAX_HEADER, Envelope, decode, encode
-from planaria.wire.messages import NO_VIEW, AnyMessage, Lookup, Message, Push, Stop, View
+from planaria.wire.codec import Envelope, decode, encode
+from planaria.wire.limits import Limits
+from planaria.wire.messages import NO_VIEW, AnyMessage, Delta, Lookup, Message, Push, Stop, View
 
 TOKEN = bytes(range(16))
 TYPES: tuple[type[Message], ...] = get_args(AnyMessage)
@@ -61,8 +62,8 @@ def same(one: Any, other: Any) -> bool:
 
 def sent(message: Message, sender: str = "me", address: str = "") -> list[bytes]:
     """The frames as they arrive: bytes."""
-    header, *frames = encode(TOKEN, sender, address, message)
-    return [header, *(frame.tobytes() for frame in frames)]
+    token, header, *arrays = encode(TOKEN, sender, address, message)
+    return [token, header, *(array.tobytes() for array in arrays)]
 
 
 # ---------------------------------------------------------------------------- there and back
@@ -95,25 +96,25 @@ def test_arrays_are_neither_copied_when_sent_nor_when_received() -> None:
     gradients = floats(1000, 8)
     push = Push(view=NO_VIEW, rank=0, step=1, indices=[rows(1)], gradients=[gradients])
     frames = encode(TOKEN, "me", "", push)
-    assert np.shares_memory(frames[2], gradients)
-    arrived = [np.zeros(f.nbytes, np.uint8) for f in frames[1:]]
-    message = decode(TOKEN, [frames[0], *arrived]).message
+    assert np.shares_memory(frames[3], gradients)
+    arrived = [np.zeros(f.nbytes, np.uint8) for f in frames[2:]]
+    message = decode(TOKEN, [*frames[:2], *arrived]).message
     assert isinstance(message, Push)
     assert np.shares_memory(message.gradients[0], arrived[1])
     strided = np.zeros((8, 1000), np.float32).T
     again = encode(
         TOKEN, "", "", Push(view=NO_VIEW, rank=0, step=1, indices=[], gradients=[strided])
     )
-    assert not np.shares_memory(again[1], strided)  # a control: this one has to be
-    assert again[1].flags.c_contiguous
+    assert not np.shares_memory(again[2], strided)  # a control: this one has to be
+    assert again[2].flags.c_contiguous
 
 
 def test_arrays_are_aligned_wherever_their_frame_lies() -> None:
     lookup = Lookup(view=NO_VIEW, rank=0, step=1, indices=[rows(5, 6, 7)])
-    header, _ = encode(TOKEN, "me", "", lookup)
+    token, header, _ = encode(TOKEN, "me", "", lookup)
     for offset in range(8):
         buffer = bytes(offset) + rows(5, 6, 7).tobytes()
-        message = decode(TOKEN, [header, memoryview(buffer)[offset:]]).message
+        message = decode(TOKEN, [token, header, memoryview(buffer)[offset:]]).message
         assert isinstance(message, Lookup)
         assert message.indices[0].flags.aligned
         assert message.indices[0].tolist() == [5, 6, 7]
@@ -139,9 +140,10 @@ def test_a_message_with_another_token_is_refused(token: bytes) -> None:
 def test_a_message_that_is_cut_anywhere_is_refused(message: Message) -> None:
     frames = sent(message)
     assert same(decode(TOKEN, frames).message, message)
-    for size in range(len(frames[0])):
-        with pytest.raises(WireError):
-            decode(TOKEN, [frames[0][:size], *frames[1:]])
+    for cut in (0, 1):
+        for size in range(len(frames[cut])):
+            with pytest.raises(WireError):
+                decode(TOKEN, [*frames[:cut], frames[cut][:size], *frames[cut + 1 :]])
     for number in range(1, len(frames)):
         if frames[number]:
             with pytest.raises(WireError):
@@ -156,8 +158,46 @@ def test_arrays_that_are_not_what_their_frames_are_are_refused() -> None:
     for frames in misshapen(TOKEN):
         with pytest.raises(WireError):
             decode(TOKEN, frames)
-    sound = msgspec.msgpack.encode([TOKEN, "", "", ["Lookup", 0, 6, [[1, [1]]], NO_VIEW]])
-    assert decode(TOKEN, [sound, bytes(8)])  # a control: what they are made from is sound
+    sound = msgspec.msgpack.encode(["", "", ["Lookup", 0, 6, [[1, [1]]], NO_VIEW]])
+    assert decode(TOKEN, [TOKEN, sound, bytes(8)])  # a control: what they are made from is sound
+
+
+def test_every_frame_is_one_array_and_every_array_one_frame() -> None:
+    """No memory is read as two arrays, and none comes along that nobody asked for."""
+    push = sent(
+        Push(view=NO_VIEW, rank=0, step=1, indices=[rows(1), rows(2)], gradients=[floats(1, 2)])
+    )
+    assert decode(TOKEN, push)  # a control
+    for wrong in ([*push, b""], [*push, bytes(8)], push[:-1]):
+        with pytest.raises(WireError):
+            decode(TOKEN, wrong)
+    for numbers in ([1, 1, 3], [2, 1, 3], [1, 3, 3]):
+        message = ["Push", 0, 1, [[n, [1]] for n in numbers[:2]], [[numbers[2], [1, 2]]], NO_VIEW]
+        header = msgspec.msgpack.encode(["me", "", message])
+        with pytest.raises(WireError, match="names no frame, or not its own"):
+            decode(TOKEN, [TOKEN, header, *push[2:]])
+    with pytest.raises(WireError, match="1 frames for 0 arrays"):
+        decode(TOKEN, [*sent(Stop(view=NO_VIEW, reason="")), bytes(1000)])
+
+
+class Unreadable:
+    """A frame that only tells its length: whoever looks into it fails the test."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+
+def test_nothing_of_a_message_is_read_before_its_token() -> None:
+    for token in (bytes(16), b"", TOKEN[:-1], TOKEN + b"\0"):
+        with pytest.raises(WireError, match="token"):
+            decode(TOKEN, [token, Unreadable(900_000), Unreadable(900_000)])
+    with pytest.raises(WireError, match="token"):  # nor is the token, where its length is wrong
+        decode(TOKEN, [Unreadable(1 << 30)])
+    with pytest.raises(TypeError):  # a control: with the token, the header is
+        decode(TOKEN, [TOKEN, Unreadable(100)])
 
 
 def test_a_dtype_is_the_receivers_choice() -> None:
@@ -168,12 +208,47 @@ def test_a_dtype_is_the_receivers_choice() -> None:
     assert message.gradients[0].dtype == np.float32
 
 
-def test_a_header_of_more_than_a_megabyte_is_refused_unread() -> None:
-    stop = Stop(view=NO_VIEW, reason="x" * (MAX_HEADER - 100))
-    assert isinstance(decode(TOKEN, sent(stop)).message, Stop)  # a control: just small enough
+SMALL = Limits(header=1000, arrays={Lookup: 80, Push: 200}, other=300, frames=6)
+
+
+def test_a_header_beyond_the_limit_is_refused_unread() -> None:
+    stop = Stop(view=NO_VIEW, reason="x" * 900)
+    assert isinstance(decode(TOKEN, sent(stop), SMALL).message, Stop)  # a control: small enough
     stop.reason += "x" * 200
-    with pytest.raises(WireError, match="megabyte"):
-        decode(TOKEN, sent(stop))
+    with pytest.raises(WireError, match=r"header of \d+ bytes, where 1000"):
+        decode(TOKEN, sent(stop), SMALL)
+    with pytest.raises(WireError, match="header of 1001 bytes"):
+        decode(TOKEN, [TOKEN, Unreadable(1001)], SMALL)
+
+
+def lookup_of(count: int) -> Lookup:
+    return Lookup(view=NO_VIEW, rank=0, step=1, indices=[np.zeros(count, np.int64)])
+
+
+def test_arrays_beyond_the_limit_of_their_kind_are_refused() -> None:
+    assert decode(TOKEN, sent(lookup_of(10)), SMALL)  # a control: as large as can be
+    with pytest.raises(WireError, match="a Lookup with arrays of 88 bytes"):
+        decode(TOKEN, sent(lookup_of(11)), SMALL)
+    push = Push(view=NO_VIEW, rank=0, step=1, indices=[rows(*range(11))], gradients=[])
+    assert decode(TOKEN, sent(push), SMALL)  # a control: another kind, another limit
+    delta = Delta(view=NO_VIEW, place=0, step=1, indices=[rows(*range(37))], deltas=[])
+    assert decode(TOKEN, sent(delta), SMALL)  # and a kind without a limit of its own
+    delta.deltas.append(words(1, 2))
+    with pytest.raises(WireError, match="arrays of 304 bytes"):
+        decode(TOKEN, sent(delta), SMALL)
+    with pytest.raises(WireError, match="arrays of 1001 bytes"):  # beyond all limits: unread
+        decode(TOKEN, [TOKEN, Unreadable(10), Unreadable(1001)], SMALL)
+    many = Lookup(view=NO_VIEW, rank=0, step=1, indices=[rows()] * 5)
+    with pytest.raises(WireError, match="7 frames"):
+        decode(TOKEN, sent(many), SMALL)
+
+
+def test_what_no_receiver_would_take_is_not_sent() -> None:
+    assert encode(TOKEN, "me", "", lookup_of(10), SMALL)  # a control
+    with pytest.raises(WireError, match="a Lookup with arrays of 88 bytes"):
+        encode(TOKEN, "me", "", lookup_of(11), SMALL)
+    with pytest.raises(WireError, match="header"):
+        encode(TOKEN, "me", "", Stop(view=NO_VIEW, reason="x" * 1000), SMALL)
 
 
 def test_20000_mutated_messages_are_refused_or_understood_but_never_raise() -> None:
@@ -190,12 +265,13 @@ def test_20000_mutated_messages_are_refused_or_understood_but_never_raise() -> N
             refused += 1
     assert refused > 10_000
     assert understood > 100  # some changes leave a sound message
-    not_text = msgspec.msgpack.encode([TOKEN, "me", "", ["Stop", "reason", NO_VIEW]])
+    not_text = msgspec.msgpack.encode(["me", "", ["Stop", "reason", NO_VIEW]])
     with pytest.raises(WireError, match="not of this protocol"):
-        decode(TOKEN, [not_text.replace(b"reason", b"\xff\xfe\xfd\xfc\xfb\xfa")])
+        decode(TOKEN, [TOKEN, not_text.replace(b"reason", b"\xff\xfe\xfd\xfc\xfb\xfa")])
 
 
 @given(st.lists(st.binary(max_size=200), max_size=5))
 def test_noise_is_refused(frames: list[bytes]) -> None:
-    with pytest.raises(WireError):
-        decode(TOKEN, frames)
+    for noise in (frames, [TOKEN, *frames]):
+        with pytest.raises(WireError):
+            decode(TOKEN, noise)

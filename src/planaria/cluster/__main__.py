@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from planaria.cluster.files import JobFiles
 from planaria.cluster.nursery import serve
+from planaria.cluster.transport import raise_descriptor_limit
 from planaria.control.supervising import EXIT_DONE, EXIT_FAILED, EXIT_FENCED, EXIT_ORPHAN, EXIT_REFUSED
 from planaria.coordinator.machine import FENCED
 from planaria.errors import CheckpointError, DataError
@@ -38,6 +39,7 @@ def _end(code: int) -> NoReturn:
 
 
 def main() -> int:
+    raise_descriptor_limit()
     role, folder, *rest = sys.argv[1:]
     files = JobFiles(Path(folder))
     if role == "nursery":

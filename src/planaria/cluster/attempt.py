@@ -19,6 +19,7 @@ from planaria.cluster.archive import Archive
 from planaria.cluster.events import Exited, JobEvent, Note, Observer, Started
 from planaria.cluster.files import Beginning, JobFiles, write_atomically
 from planaria.cluster.launcher import LocalLauncher
+from planaria.cluster.node import limits_of
 from planaria.cluster.transport import Transport
 from planaria.config import Config
 from planaria.control.losses import Losses
@@ -88,7 +89,7 @@ class Attempt:
         try:
             keys = self.files.create(self.config, self.beginning)
             bind = self.files.bind_address(self.config, SUPERVISOR)
-            self.transport = Transport(SUPERVISOR, keys, bind)
+            self.transport = Transport(SUPERVISOR, keys, bind, limits_of(self.config))
             address = self.transport.address.encode()
             write_atomically(self.files.folder / "supervisor.address", address)
             self.launcher = LocalLauncher(self.config, self.files).__enter__()
@@ -101,7 +102,7 @@ class Attempt:
             self.files.remove()
             raise
         self._poller = zmq.Poller()
-        self._poller.register(self.transport.descriptor, zmq.POLLIN)
+        self._poller.register(self.transport.incoming, zmq.POLLIN)
         self._poller.register(self.launcher.fileno(), zmq.POLLIN)
         if self._archive:
             self._poller.register(self._archive.descriptor, zmq.POLLIN)
@@ -179,6 +180,7 @@ class Attempt:
             self._on_message(envelope, now)
         for member, ended in self.launcher.ended():
             role = self.machine.children[member].role if member in self.machine.children else ""
+            self._forget(member)
             self.machine.on_exit(member, ended, now)
             self.emit(member, Exited(role, ended.code))
         if self._archive:
@@ -226,6 +228,12 @@ class Attempt:
     def _send(self, member: Member, message: Any) -> None:
         if address := self._addresses.get(member):
             self.transport.send(address, self.transport.encode(message))
+
+    def _forget(self, member: Member) -> None:
+        """It has ended; what it told and nobody heard is lost."""
+        self._listeners.pop(member, None)
+        self._addresses.pop(member, None)
+        self.transport.forget({*self._addresses.values()})
 
     def _still_saving(self) -> bool:
         verdict = self.machine.verdict

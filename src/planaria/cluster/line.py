@@ -16,6 +16,7 @@ import zmq
 
 from planaria.cluster.transport import Transport
 from planaria.coordinator.watch import Pulse
+from planaria.errors import WireError
 from planaria.wire.control import Control, Told, Working
 from planaria.wire.messages import NO_VIEW, Heartbeat
 from planaria.wire.telling import Teller
@@ -85,7 +86,7 @@ class Line:
                 message = self._queue.get(timeout=max(next_beat - time.monotonic(), 0.001))
                 if message is None:
                     break
-                _send(to_supervisor, self._transport.encode(message))
+                self._send(to_supervisor, message)
             now = time.monotonic()
             if now < next_beat:
                 continue
@@ -93,7 +94,7 @@ class Line:
             with self._lock:
                 again = self._teller.due(now)
             for tell in again:
-                _send(to_supervisor, self._transport.encode(tell))
+                self._send(to_supervisor, tell)
             beats = self._beat(beats, now)
         to_supervisor.close()
         if beats[1] is not None:
@@ -110,12 +111,10 @@ class Line:
             dealer = self._transport.new_dealer(address) if address else None
         if dealer is not None:
             beat = Heartbeat(view=NO_VIEW, age_ms=self._pulse.beat(now))
-            _send(dealer, self._transport.encode(beat))
+            self._send(dealer, beat)
         return address, dealer
 
-
-def _send(dealer: zmq.Socket[bytes], frames: list[bytes]) -> None:
-    try:
-        dealer.send_multipart(frames, zmq.NOBLOCK)
-    except zmq.ZMQError:
-        pass  # a full queue: whoever does not hear it asks again
+    def _send(self, dealer: zmq.Socket[bytes], message: Control | Heartbeat) -> None:
+        """A full queue is no error: whoever does not hear it asks again."""
+        with contextlib.suppress(zmq.ZMQError, WireError):
+            dealer.send_multipart(self._transport.encode(message), zmq.NOBLOCK)

@@ -19,8 +19,10 @@ from planaria.cluster.transport import Transport
 from planaria.config import Config
 from planaria.control.supervising import EXIT_ORPHAN
 from planaria.coordinator.machine import DONE
+from planaria.trainer.dense import dlrm_layers
 from planaria.wire.codec import Envelope
 from planaria.wire.control import Control, Heard, Left, Listening, Obeyed, Orders
+from planaria.wire.limits import Limits
 from planaria.wire.machine import COORDINATOR, Machine, Outbox
 from planaria.wire.messages import NO_VIEW, Delta, Hello, Member, Message, Stop
 
@@ -42,7 +44,8 @@ class Node:
         self.role = role
         self.config = Config.from_dict(files.config())
         self.keys = files.keys()
-        self.transport = Transport(member, self.keys, files.bind_address(self.config, member))
+        bind = files.bind_address(self.config, member)
+        self.transport = Transport(member, self.keys, bind, limits_of(self.config))
         self.line = Line(
             self.transport, files.supervisor(), self.config.cluster.heartbeat_ms / 1000
         )
@@ -162,6 +165,13 @@ class MemberNode(Node):
             view=NO_VIEW, member=self.member, role=self.role, address=self.transport.address
         )
         self.post([(COORDINATOR, hello)])
+
+
+def limits_of(config: Config) -> Limits:
+    """How large the messages of a job can be."""
+    model = config.model
+    layers = dlrm_layers(model.tables, model.dim, model.bottom, model.top)
+    return Limits.of_job(config, sum(layer.parameters for layer in layers))
 
 
 def _can_wait(envelope: Envelope) -> bool:

@@ -1,9 +1,12 @@
-"""Messages as frames: one msgpack header, then each array as a frame of its own, without a copy.
+"""Messages as frames: the job's token, one msgpack header, then each array, without a copy.
 
-A header names the sender, its address and the job's token; a message without the right token is
-refused before anything is done with it. Arrays stand in the header as [frame, shape]; their
-dtype is the one that the message's type asks for, never one that the sender claims. There is no
-pickle anywhere.
+    [token] [sender, address, message] [array 1] [array 2] ...
+
+The token has a frame of its own because it is compared before anything else is looked at: what a
+stranger sends is never decoded. Then sizes are compared with the limits of the job, and only then
+is the header read. Arrays stand in it as [frame, shape], in the order of their frames; their dtype
+is the one that the message's type asks for, never one that the sender claims. There is no pickle
+anywhere.
 """
 
 from __future__ import annotations
@@ -17,58 +20,107 @@ import msgspec
 import numpy as np
 
 from planaria.errors import WireError
+from planaria.wire.control import AnyControl
+from planaria.wire.limits import Limits
 from planaria.wire.messages import AnyMessage, Member
 
-MAX_HEADER = 1 << 20
-Frame = bytes | memoryview
+ANY_JOB = Limits()
 
 
 class Envelope(msgspec.Struct, array_like=True):
-    token: bytes
     sender: Member
     address: str
-    message: AnyMessage
+    message: AnyMessage | AnyControl
 
 
-def encode(token: bytes, sender: Member, address: str, message: Any) -> list[Any]:
-    """Frames to send. The arrays among them are the message's own: do not write them again."""
-    frames: list[Any] = []
+def encode(
+    token: bytes, sender: Member, address: str, message: Any, limits: Limits | None = None
+) -> list[Any]:
+    """Frames to send. The arrays among them are the message's own: do not write them again.
+
+    WireError for a message that no receiver with the same limits would take: sent, it would break
+    the connection, and again whenever it is repeated.
+    """
+    arrays: list[Any] = []
 
     def array_as_number(value: Any) -> Any:
         if not isinstance(value, np.ndarray):
             raise TypeError(f"{type(value).__name__} cannot be sent")
-        frames.append(np.ascontiguousarray(value))
-        return (len(frames), value.shape)
+        arrays.append(np.ascontiguousarray(value))
+        return (len(arrays), value.shape)
 
-    envelope = Envelope(token, sender, address, message)
+    envelope = Envelope(sender, address, message)
     header = msgspec.msgpack.encode(envelope, enc_hook=array_as_number)
-    return [header, *frames]
+    limits = limits or ANY_JOB
+    _check_sizes(limits, len(header), len(arrays))
+    _check_arrays(limits, type(message), sum([array.nbytes for array in arrays]))
+    return [token, header, *arrays]
 
 
-def decode(token: bytes, frames: Sequence[Any]) -> Envelope:
+def is_from_job(token: bytes, frame: Any) -> bool:
+    """Whether a message that starts with this frame is one of the job's. frame: bytes-like."""
+    return len(frame) == len(token) and hmac.compare_digest(frame, token)
+
+
+def decode(token: bytes, frames: Sequence[Any], limits: Limits | None = None) -> Envelope:
     """The message in these frames; WireError if it is not one of this job's."""
-    if not frames or len(frames[0]) > MAX_HEADER:
-        raise WireError("a message without a header, or with one of more than a megabyte")
+    if not frames or not is_from_job(token, frames[0]):
+        raise WireError("a message without the job's token")
+    return decode_trusted(frames[1:], limits)
+
+
+def decode_trusted(frames: Sequence[Any], limits: Limits | None = None) -> Envelope:
+    """The same for what follows a token that was compared already: header and arrays."""
+    limits = limits or ANY_JOB
+    if not frames:
+        raise WireError("a message without a header")
+    header, *arrays = frames
+    _check_sizes(limits, len(header), len(arrays))
+    array_bytes = sum(map(len, arrays))
+    if array_bytes > limits.largest:
+        raise WireError(f"a message with arrays of {array_bytes} bytes")
+    taken = 0
 
     def number_as_array(kind: Any, value: Any) -> Any:
-        return _array(kind, value, frames)
+        nonlocal taken
+        taken += 1
+        return _array(kind, value, taken, frames)
 
     try:
-        envelope = msgspec.msgpack.decode(frames[0], type=Envelope, dec_hook=number_as_array)
+        envelope = msgspec.msgpack.decode(header, type=Envelope, dec_hook=number_as_array)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"a header that is not of this protocol: {error}") from None
-    if not hmac.compare_digest(envelope.token, token):
-        raise WireError("a message without the job's token")
+    if taken != len(arrays):
+        raise WireError(f"{len(arrays)} frames for {taken} arrays")
+    _check_arrays(limits, type(envelope.message), array_bytes)
     return envelope
 
 
-def _array(kind: Any, value: Any, frames: Sequence[Any]) -> np.ndarray[Any, Any]:
+def _check_sizes(limits: Limits, header_bytes: int, arrays: int) -> None:
+    if header_bytes > limits.header:
+        raise WireError(f"a header of {header_bytes} bytes, where {limits.header} are the limit")
+    if 2 + arrays > limits.frames:
+        raise WireError(f"a message of {2 + arrays} frames, where {limits.frames} are the limit")
+
+
+def _check_arrays(limits: Limits, kind: type[Any], array_bytes: int) -> None:
+    if array_bytes > limits.of(kind):
+        raise WireError(
+            f"a {kind.__name__} with arrays of {array_bytes} bytes, where this job's config "
+            f"implies {limits.of(kind)} at most"
+        )
+
+
+def _array(kind: Any, value: Any, expected: int, frames: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """frames: the header, then the arrays."""
     dtype = np.dtype(get_args(get_args(kind)[1])[0])
     match value:
-        case [int(number), [*shape]] if 1 <= number < len(frames) and 1 <= len(shape) <= 2:
+        case [int(number), [*shape]] if (
+            number == expected and number < len(frames) and 1 <= len(shape) <= 2
+        ):
             pass
         case _:
-            raise WireError("an array that names no frame")
+            raise WireError("an array that names no frame, or not its own")
     frame = frames[number]
     if not all(isinstance(n, int) and 0 <= n < 2**40 for n in shape):
         raise WireError(f"an array of shape {shape}")
