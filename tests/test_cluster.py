@@ -10,6 +10,7 @@ from cluster_jobs import BeatenRun, Blow, blows, digest_after, leaving_nothing, 
 
 from planaria.cluster.run import JobRun
 from planaria.optimizers import NAMES
+from planaria.wire.control import Rebuilt
 
 pytestmark = pytest.mark.torch
 
@@ -82,7 +83,7 @@ def test_killing_the_replacements_while_they_rebuild_changes_no_bit(
     config = tiny(*shape, "spares=2", "rebuild.chunk=4", "rebuild.jobs=1")
     run = BeatenRun(config, [Blow(20, ("server:1",), 7.0)], replacements=3)
     assert run.run()["digest"] == undisturbed()
-    rebuilt = [event.member for event in run.of("rebuilt")]
+    rebuilt = [member for member, _ in run.of(Rebuilt)]
     assert len(run.killed) == 4
     assert not {*rebuilt} & {*run.killed}, "one was killed after it had rebuilt everything"
     assert len(rebuilt) == 1

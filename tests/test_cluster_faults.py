@@ -24,6 +24,7 @@ from cluster_jobs import (
     TINY,
     BeatenRun,
     Blow,
+    left_behind,
     leaving_nothing,
     processes_of,
     tiny,
@@ -32,16 +33,27 @@ from cluster_jobs import (
 )
 
 from planaria.cluster import nursery
-from planaria.cluster.files import JobFiles
-from planaria.cluster.node import EXIT_FENCED, EXIT_ORPHAN
+from planaria.cluster.attempt import Attempt
+from planaria.cluster.events import Exited, JobEvent
+from planaria.cluster.files import Beginning, JobFiles
 from planaria.cluster.run import JobRun
 from planaria.cluster.scrub import running_jobs, scrub
-from planaria.cluster.supervisor import Event, Supervisor
-from planaria.cluster.transport import Keys
+from planaria.cluster.transport import Keys, Transport
 from planaria.config import ClusterConfig
+from planaria.control.supervising import EXIT_ORPHAN
 from planaria.errors import ClusterError, DataError, LossError
 from planaria.schedule import Freeze
 from planaria.wire.codec import decode, encode
+from planaria.wire.control import (
+    HeldOut,
+    Listening,
+    Ready,
+    ServerHolds,
+    Silent,
+    StepDone,
+    Viewed,
+    WantMore,
+)
 from planaria.wire.messages import MateRequest, Message, Stop
 
 pytestmark = pytest.mark.torch
@@ -61,15 +73,15 @@ def test_trainers_are_children_of_the_supervisor_with_and_without_a_nursery() ->
     struck: list[str] = []
     parents: dict[str, int] = {}
 
-    def strike(supervisor: Supervisor, event: Event) -> None:
-        if event.name == "ready":
-            pid = supervisor.children[event.member].process.pid
+    def strike(processes: Attempt, event: JobEvent) -> None:
+        if isinstance(event.what, Ready) and event.what.fingerprint:
+            pid = processes.launcher.pid(event.member)
             parents[event.member] = int(Path(f"/proc/{pid}/stat").read_text().split()[3])
-        if event.name == "step" and event.facts["step"] >= 20 and not struck:
-            assert supervisor._nursery
-            os.kill(supervisor._nursery.pid, signal.SIGKILL)
+        if isinstance(event.what, StepDone) and event.what.step >= 20 and not struck:
+            assert processes.launcher._nursery
+            os.kill(processes.launcher._nursery.pid, signal.SIGKILL)
             struck.append(run.progress.trainers[0])
-            supervisor.kill(struck[0])
+            processes.signal(struck[0])
 
     run = BeatenRun(tiny("trainers=2", "parity=1"), on_event=strike)
     assert run.run()["digest"] == undisturbed("trainers=2")
@@ -92,10 +104,9 @@ def test_two_jobs_at_once_in_one_process_do_not_take_each_others_trainers() -> N
 
 
 def test_a_trainer_that_somebody_else_has_buried_is_no_error() -> None:
-    with subprocess.Popen(["sleep", "60"], stdin=-1, stdout=-1) as process:
+    with subprocess.Popen(["sleep", "60"], stdin=-1) as process:
         assert process.stdin is not None
-        assert process.stdout is not None
-        forked = nursery.Forked(process.pid, process.stdin, process.stdout)
+        forked = nursery.Forked(process.pid, process.stdin)
         with pytest.raises(subprocess.TimeoutExpired):
             forked.wait(0.01)
         forked.kill()
@@ -107,27 +118,25 @@ def test_a_trainer_that_somebody_else_has_buried_is_no_error() -> None:
 # ---------------------------------------------------------------------------- frozen
 
 
-def test_a_frozen_server_is_replaced_and_fenced_when_it_wakes() -> None:
+def test_a_frozen_server_is_replaced_and_killed() -> None:
+    """Silence is enough: nobody waits for it to wake, and its memory is freed."""
     frozen_at: list[float] = []
+    silent_at: list[float] = []
 
-    def freeze_and_wake(supervisor: Supervisor, event: Event) -> None:
-        if event.name == "step" and event.facts["step"] >= 20 and not frozen_at:
-            frozen_at.append(supervisor.kill("server-1", signal.SIGSTOP))
-        if event.name == "view" and "server-1" not in event.facts["servers"]:
-            supervisor.kill("trainer-0", signal.SIGSTOP)  # so that the job is not over too soon
-            supervisor.kill("server-1", signal.SIGCONT)
-        if event.name == "exit" and event.member == "server-1":
-            supervisor.kill("trainer-0", signal.SIGCONT)
+    def freeze(processes: Attempt, event: JobEvent) -> None:
+        if isinstance(event.what, StepDone) and event.what.step >= 20 and not frozen_at:
+            frozen_at.append(processes.signal("server-1", signal.SIGSTOP))
+        if isinstance(event.what, Silent) and event.what.member == "server-1":
+            silent_at.append(event.at)
 
     config = tiny("servers=5", "parity=2", "cluster.heartbeat_limit_ms=1500")
     short = Freeze("server", 2, 1, 5, seconds=0.2)  # a control: not long enough to matter
     to_the_end = Freeze("spare", 0, 1, 90, seconds=600)  # must not hold up the end
-    run = BeatenRun(config, schedule=[short, to_the_end], on_event=freeze_and_wake)
+    run = BeatenRun(config, schedule=[short, to_the_end], on_event=freeze)
     assert run.run()["digest"] == undisturbed()
-    silent = [event for event in run.of("silent") if event.facts["member"] == "server-1"]
-    assert 1.3 < silent[0].at - frozen_at[0] < 5
-    codes = {event.member: event.facts["code"] for event in run.of("exit")}
-    assert codes["server-1"] == EXIT_FENCED
+    assert 1.3 < silent_at[0] - frozen_at[0] < 5
+    codes = {member: exited.code for member, exited in run.of(Exited)}
+    assert codes["server-1"] == -signal.SIGKILL
     assert "server-2" not in codes
 
 
@@ -137,14 +146,14 @@ def test_a_trainer_that_was_started_in_vain_has_no_say_in_the_digest() -> None:
     The one too many reported the digest of a network that it had never trained.
     """
 
-    def close_nursery(supervisor: Supervisor, event: Event) -> None:
-        if event.name == "step":
-            supervisor._close_nursery()  # a trainer starts too fast with it
+    def close_nursery(processes: Attempt, event: JobEvent) -> None:
+        if isinstance(event.what, StepDone):
+            processes.launcher.close_nursery()  # a trainer starts too fast with it
 
     config = tiny("servers=2", "parity=1", "cluster.deadline_s=1.1")
     run = BeatenRun(config, [Blow(10, ("trainer:1",))], on_event=close_nursery)
     assert run.run()["digest"] == undisturbed()
-    assert len(run.of("spawn")) >= 2  # a control: it did happen
+    assert len(run.of(WantMore)) >= 2  # a control: it did happen
 
 
 # ---------------------------------------------------------------------------- more than r
@@ -173,7 +182,7 @@ def test_more_losses_than_parity_end_the_job_in_five_seconds_with_a_sentence(
     run = BeatenRun(tiny(*shape, "spares=0"), [Blow(10, victims, 3.0)])
     with pytest.raises(LossError, match=says) as raised:
         run.run()
-    assert time.monotonic() - run.struck_at < 5
+    assert time.monotonic() - run.beating.struck_at < 5
     assert processes_of(folder) == []
     if victims[0].startswith("server") and run.config.r:
         named = re.findall(r"\[[\d, ]+\]", str(raised.value))[1:]
@@ -206,7 +215,7 @@ def test_data_that_ends_too_soon_ends_the_job_with_a_sentence_and_is_not_tried_a
         run.run()
     file.unlink()
     assert run.progress.step >= 8  # it ran as far as the data went
-    assert run.of("spawn") == []
+    assert run.of(WantMore) == []
 
 
 def test_data_that_is_not_criteos_is_refused_before_anything_starts(folder: Path) -> None:
@@ -221,18 +230,17 @@ def test_data_that_is_not_criteos_is_refused_before_anything_starts(folder: Path
 
 
 def test_a_scrub_of_a_dead_job_does_not_wait_for_it(folder: Path) -> None:
-    dead = folder / "planaria-dead"
-    dead.mkdir()
+    files = JobFiles.fresh()
     try:
-        JobFiles(dead).create(tiny().to_dict(), encrypt=False)
-        (dead / "coordinator.address").write_text("ipc:///nowhere")
-        assert running_jobs() == [dead]  # a control: this process is there
-        (dead / "supervisor").write_text(str(2**30))
+        files.create(tiny(), Beginning("job"))
+        (files.folder / "coordinator.address").write_text("ipc:///nowhere")
+        assert running_jobs() == [files.folder]  # a control: this process is there
+        (files.folder / "supervisor").write_text(f"{2**30} 1")
         assert running_jobs() == []
         with pytest.raises(ClusterError, match="no job runs in"):
-            scrub(dead, 60)
+            scrub(files.folder, 60)
     finally:
-        JobFiles(dead).remove()
+        files.remove()
 
 
 def test_a_lost_job_leaves_a_report_and_exit_code_3(folder: Path) -> None:
@@ -261,13 +269,13 @@ def test_a_process_that_cannot_start_ends_the_job_with_its_log() -> None:
         JobRun(tiny("servers=2", "parity=1", "cluster.transport=tcp", nowhere)).run()
 
 
-@pytest.mark.parametrize("told", ["server done", "evaluated"])
-def test_whoever_dies_after_the_last_step_is_not_missed(folder: Path, told: str) -> None:
+@pytest.mark.parametrize("told", [ServerHolds, HeldOut])
+def test_whoever_dies_after_the_last_step_is_not_missed(folder: Path, told: type) -> None:
     """What it holds was told before, or a replacement tells it."""
 
-    def strike(supervisor: Supervisor, event: Event) -> None:
-        if event.name == told and not run.struck:
-            run._strike(supervisor, [event.member])
+    def strike(processes: Attempt, event: JobEvent) -> None:
+        if isinstance(event.what, told) and not run.struck:
+            run.beating.strike(processes, [event.member])
 
     run = BeatenRun(tiny("servers=3", "parity=1", "trainers=1"), on_event=strike)
     assert run.run()["digest"] == undisturbed()
@@ -302,7 +310,7 @@ def test_a_signal_to_the_supervisor_leaves_nothing_behind(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TMPDIR": str(folder)},
+        env={**os.environ, "PLANARIA_HOME": str(folder)},
     ) as driver:
         assert driver.stdout is not None
         if when == "at the start":
@@ -315,45 +323,47 @@ def test_a_signal_to_the_supervisor_leaves_nothing_behind(
         driver.communicate(timeout=30)
         assert driver.returncode in (-number, 1)
     assert wait_until(lambda: processes_of(folder) == [], GONE_S), command_lines(folder)
-    assert wait_until(lambda: list(folder.iterdir()) == [], GONE_S), list(folder.iterdir())
+    assert wait_until(lambda: left_behind(folder) == [], GONE_S), left_behind(folder)
 
 
 def test_an_exception_in_the_parent_leaves_nothing_behind(folder: Path) -> None:
-    def fail(supervisor: Supervisor, event: Event) -> None:
-        if event.name == "step":
+    def fail(processes: Attempt, event: JobEvent) -> None:
+        if isinstance(event.what, StepDone):
             assert len(processes_of(folder)) == 8
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         BeatenRun(tiny("servers=3", "parity=1"), on_event=fail).run()
     assert processes_of(folder) == []
-    assert list(folder.iterdir()) == []
 
 
 # ---------------------------------------------------------------------------- a server process
 
 
-def test_a_server_starts_in_a_moment_and_ends_with_its_supervisor(folder: Path) -> None:
-    job = folder / "job"
-    job.mkdir()
-    JobFiles(job).create(tiny("servers=2", "parity=1").to_dict(), encrypt=False)
+def test_a_server_starts_in_a_moment_and_ends_with_its_supervisor() -> None:
+    config, files = tiny("servers=2", "parity=1"), JobFiles.fresh()
+    keys = files.create(config, Beginning("job"))
+    supervisor = Transport("supervisor", keys, files.bind_address(config, "supervisor"))
+    (files.folder / "supervisor.address").write_text(supervisor.address)
     took_s = []
-    for _ in range(3):
-        began = time.monotonic()
+    for number in range(3):
+        began, member = time.monotonic(), f"server-{number}"
         with subprocess.Popen(
-            [sys.executable, "-m", "planaria.cluster", "server", str(job), "server-0", "0"],
+            [sys.executable, "-m", "planaria.cluster", "server", str(files.folder), member, "0"],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
         ) as server:
-            assert server.stdout is not None
             assert server.stdin is not None
-            assert b'"event":"listening"' in server.stdout.readline()
+            assert supervisor.poll(30_000)
+            said = [envelope.sender for envelope in supervisor.receive()]
+            assert said[0] == member
             took_s.append(time.monotonic() - began)
             server.stdin.close()
             assert server.wait(GONE_S) == EXIT_ORPHAN
+            list(supervisor.receive())
     print(f"a server listens after {min(took_s):.2f} s")
     assert min(took_s) < 2  # 0.3 s where nothing else runs
-    JobFiles(job).remove()
+    supervisor.close()
+    files.remove()
 
 
 def test_servers_and_the_coordinator_never_import_torch() -> None:
@@ -423,20 +433,20 @@ class Stranger:
 
 
 def listening_servers(run: BeatenRun) -> list[str]:
-    spoken = {e.member: e.facts["address"] for e in run.of("listening")}
+    spoken = {member: listening.address for member, listening in run.of(Listening)}
     return [spoken[member] for member in sorted(spoken) if member.startswith("server")]
 
 
-def on_hold_at(step: int, visit: Callable[[Supervisor], None]) -> Callable[..., None]:
+def on_hold_at(step: int, visit: Callable[[Attempt], None]) -> Callable[..., None]:
     """Calls `visit` once, while the only trainer with samples stands still and the servers wait."""
     visits: list[int] = []
 
-    def on_event(supervisor: Supervisor, event: Event) -> None:
-        if event.name == "step" and event.facts["step"] >= step and not visits:
+    def on_event(processes: Attempt, event: JobEvent) -> None:
+        if isinstance(event.what, StepDone) and event.what.step >= step and not visits:
             visits.append(step)
-            supervisor.kill("trainer-0", signal.SIGSTOP)
-            visit(supervisor)
-            supervisor.kill("trainer-0", signal.SIGCONT)
+            processes.signal("trainer-0", signal.SIGSTOP)
+            visit(processes)
+            processes.signal("trainer-0", signal.SIGCONT)
 
     return on_event
 
@@ -444,8 +454,8 @@ def on_hold_at(step: int, visit: Callable[[Supervisor], None]) -> Callable[..., 
 def test_20000_strange_messages_leave_the_servers_up_and_the_digest_right() -> None:
     answered: list[str] = []
 
-    def attack(supervisor: Supervisor) -> None:
-        keys = supervisor.files.keys()
+    def attack(processes: Attempt) -> None:
+        keys = processes.files.keys()
         draw = random.Random(4)
         with Stranger(keys) as stranger:
             for number, address in enumerate(listening_servers(run)[:3]):
@@ -459,8 +469,8 @@ def test_20000_strange_messages_leave_the_servers_up_and_the_digest_right() -> N
     config = tiny("servers=3", "parity=1", "cluster.transport=tcp")
     run = BeatenRun(config, on_event=on_hold_at(5, attack))
     assert run.run()["digest"] == undisturbed()
-    assert [tuple(event.facts["view"]) for event in run.of("view")] == [(1, 1)]
-    refused = [event.facts["refused"] for event in run.of("server done")]
+    assert [tuple(viewed.view) for _, viewed in run.of(Viewed)] == [(1, 1)]
+    refused = [holds.refused for _, holds in run.of(ServerHolds)]
     assert all(count >= 6330 for count in refused), refused  # it all arrived
     assert answered.count("MateReply") >= 3  # a control: with the token, servers do answer
     assert all(refuses_connections(address) for address in listening_servers(run))
@@ -471,8 +481,8 @@ def test_without_the_jobs_key_nobody_gets_past_the_handshake() -> None:
     request = MateRequest(view=FIRST, request=1, arena=0, as_of=0, indices=rows(0))
     stop = Stop(view=FIRST, reason="because I know the token")
 
-    def visit(supervisor: Supervisor) -> None:
-        keys = supervisor.files.keys()
+    def visit(processes: Attempt) -> None:
+        keys = processes.files.keys()
         assert keys.public is not None
         public, secret = zmq.curve_keypair()
         own = {"curve_publickey": public, "curve_secretkey": secret}
@@ -487,8 +497,8 @@ def test_without_the_jobs_key_nobody_gets_past_the_handshake() -> None:
     run = BeatenRun(config, on_event=on_hold_at(5, visit))
     assert run.run()["digest"] == undisturbed()
     assert answered == []
-    assert [event.facts["refused"] for event in run.of("server done")] == [0, 0, 0]
-    assert [tuple(event.facts["view"]) for event in run.of("view")] == [(1, 1)]
+    assert [holds.refused for _, holds in run.of(ServerHolds)] == [0, 0, 0]
+    assert [tuple(viewed.view) for _, viewed in run.of(Viewed)] == [(1, 1)]
 
 
 def refuses_connections(address: str) -> bool:

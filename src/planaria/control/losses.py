@@ -9,7 +9,7 @@ what a server had last said before it died.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from planaria.config import Config
@@ -19,23 +19,44 @@ STEPS_KEPT = 100_000  # of which the updates are known one by one
 
 
 @dataclass
+class Reload:
+    """One server's return to a save. lacks: updates of before the save that it does not have."""
+
+    place: int
+    step: int
+    saved_step: int
+    since_step: int
+    pls: float
+    seconds: float
+    lacks: int
+    updates_lost: float = 0.0
+
+
+@dataclass
 class Losses:
-    """The losses of one job. before: what it had lost before it was resumed."""
+    """The losses of one job. updates_before: pls_updates before it was resumed."""
 
     config: Config
     pls: float = 0.0
     updates_before: float = 0.0
     over_budget: bool = False
-    reloads: list[dict[str, Any]] = field(default_factory=list)
+    _reloads: list[Reload] = field(default_factory=list)
+    _uncounted: list[Reload] = field(default_factory=list)  # whose steps were not all told yet
     _rows: dict[int, dict[int, list[int]]] = field(default_factory=dict)  # by step and rank
     _total: int = 0
     _counted: int = 0  # pairs of step and rank in the total
-    _open: list[tuple[dict[str, Any], int]] = field(default_factory=list)
-    """Losses whose steps were not all told yet, and the updates that their save lacks."""
 
     @property
     def pls_updates(self) -> float:
-        return self.updates_before + sum(one["pls_updates"] for one in self.reloads)
+        return self.updates_before + sum(map(self._share, self._reloads))
+
+    @property
+    def reloads(self) -> list[dict[str, Any]]:
+        """For the report."""
+        found = [{**asdict(one), "pls_updates": self._share(one)} for one in self._reloads]
+        for one in found:
+            del one["lacks"]
+        return found
 
     def on_step(self, done: StepDone) -> None:
         by_rank = self._rows.setdefault(done.step, {})
@@ -45,30 +66,23 @@ class Losses:
         by_rank[done.rank] = done.rows
         if len(self._rows) > STEPS_KEPT:
             del self._rows[min(self._rows)]
-        self._open = [(entry, lacks) for entry, lacks in self._open if not self._count(entry, lacks)]
+        self._uncounted = [one for one in self._uncounted if not self._count(one)]
 
     def on_reloaded(self, reloaded: Reloaded, since: int, lacks: int) -> str:
         """A place went back to a save; returns what to tell.
 
         since: the last step by which every row had its turn to be saved. What priority saves have
-        saved after it is not counted as saved, as CPR does not count it. lacks: updates of before
-        the save that it does not have.
+        saved after it is not counted as saved, as CPR does not count it.
         """
         config = self.config
         pls = (reloaded.step - since) / (config.steps * config.servers)
         self.pls += pls
-        entry = {
-            "place": reloaded.place,
-            "step": reloaded.step,
-            "saved_step": reloaded.saved,
-            "since_step": since,
-            "pls": pls,
-            "pls_updates": 0.0,
-            "seconds": reloaded.seconds,
-        }
-        self.reloads.append(entry)
-        if not self._count(entry, lacks):
-            self._open.append((entry, lacks))
+        one = Reload(
+            reloaded.place, reloaded.step, reloaded.saved, since, pls, reloaded.seconds, lacks
+        )
+        self._reloads.append(one)
+        if not self._count(one):
+            self._uncounted.append(one)
         source = f"its save of step {reloaded.saved}" if reloaded.saved else "its initial values"
         ago = f"{reloaded.step - reloaded.saved} steps ago"
         if since < reloaded.saved:
@@ -88,23 +102,26 @@ class Losses:
         self.over_budget |= passed
         return passed
 
-    def _count(self, entry: dict[str, Any], lacks: int) -> bool:
-        """Weighs one loss by the updates in it; whether all of its steps were told.
+    def _share(self, one: Reload) -> float:
+        """Of all row updates that the job will make, at the rate of those so far."""
+        if not self._total:
+            return 0.0
+        in_a_step = self._total / self._counted * self.config.trainers
+        return one.updates_lost / (in_a_step * self.config.steps)
+
+    def _count(self, one: Reload) -> bool:
+        """The updates of one loss; whether all of its steps were told.
 
         A trainer that died just when it had computed a step may never have told of it: such a step
         counts as the mean of the others.
         """
-        steps = range(entry["saved_step"] + 1, entry["step"] + 1)
-        ranks, place = range(self.config.trainers), entry["place"]
+        steps, ranks = range(one.saved_step + 1, one.step + 1), range(self.config.trainers)
         found = [
-            self._rows[step][rank][place]
+            self._rows[step][rank][one.place]
             for step in steps
             for rank in ranks
             if rank in self._rows.get(step, ())
         ]
         wanted = len(steps) * len(ranks)
-        if self._counted and self._total:
-            lost = sum(found) * (wanted / len(found)) if found else 0.0
-            job = self._total / self._counted * len(ranks) * self.config.steps
-            entry["pls_updates"] = (lost + lacks) / job
+        one.updates_lost = one.lacks + (sum(found) * wanted / len(found) if found else 0.0)
         return len(found) == wanted
