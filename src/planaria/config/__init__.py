@@ -4,7 +4,7 @@ A key is a field with the kind of value that it takes beside its type and defaul
 everything about a key but its meaning, which is in docs/config.md. `Config.load` reads a small YAML
 file and `--set path=value` overrides. `Config.from_dict` takes what `to_dict` gave and touches no
 file, so that a configuration can travel to machines that do not have the data. A wrong value is
-refused with its path, what was expected and what was found.
+refused with its path, what was expected and what was found; all that are wrong in one message.
 """
 
 from planaria.config.job import (
@@ -17,9 +17,11 @@ from planaria.config.job import (
     ModelConfig,
     OptimizerConfig,
     RebuildConfig,
+    Reproducible,
     ScrubConfig,
     ThreadsConfig,
 )
+from planaria.config.protection import describe_protection
 
 __all__ = [
     "KINDS",
@@ -31,6 +33,8 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "RebuildConfig",
+    "Reproducible",
     "ScrubConfig",
     "ThreadsConfig",
+    "describe_protection",
 ]

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import ipaddress
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args
 
 from planaria.checkpoints.encodings import BITS, RAW_BITS
 from planaria.checkpoints.policy import POLICIES, Policy
 from planaria.codes import MAX_K, MAX_R
+from planaria.config.combinations import wrong_combinations
+from planaria.config.door import Door, Reading
 from planaria.config.kinds import (
     FRACTION,
     NOT_NEGATIVE,
     POSITIVE,
-    Kind,
-    Wrong,
     auto_or,
     choice,
     number,
@@ -29,15 +28,12 @@ from planaria.config.kinds import (
     one_or_several,
     or_null,
     several,
-    shown,
     text,
     whole,
 )
 from planaria.config.text import read_file, read_override
-from planaria.data.criteo import TABLES as CRITEO_TABLES
-from planaria.errors import ConfigError, LayoutError
-from planaria.layout import Layout, default_k
-from planaria.layout.groups import check_sizes
+from planaria.errors import ConfigError
+from planaria.layout import Layout
 from planaria.optimizers import NAMES as OPTIMIZERS
 from planaria.optimizers import Optimizer
 from planaria.strategies import STRATEGIES, Strategy
@@ -200,22 +196,34 @@ class Config:
 
     @classmethod
     def load(cls, path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
-        """The file at `path`, if any, with `path=value` overrides; the last one of a key wins."""
-        values = {} if path is None else dict(_flat(read_file(path)))
+        """The file at `path`, if any, with `path=value` overrides; the last one of a key wins.
+
+        Whatever is wrong is said at once, one problem per line.
+        """
+        reading = Reading(_DOOR)
+        if path is not None:
+            try:
+                reading.take_all(read_file(path))
+            except ConfigError as error:  # it may have said anything about any key
+                reading.refuse(error, KINDS)
         for override in overrides:
-            key, value = read_override(override)
-            values[_known(key)] = value
-        config = _build(values)
-        if config.data.source == "criteo" and not Path(str(config.data.path)).is_file():
-            raise ConfigError(
-                f"data.path: expected a file, but {config.data.path!r} does not exist or is none"
-            )
+            try:
+                reading.take(*read_override(override))
+            except ConfigError as error:
+                reading.refuse(error, [override.partition("=")[0].strip()])
+        config = _build(reading)
+        reading.problems += _missing_data(config, reading.unsure)
+        reading.check()
         return config
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Config:
         """What `to_dict` gave, or any part of it; the rest has its default."""
-        return _build(dict(_flat(values)))
+        reading = Reading(_DOOR)
+        reading.take_all(values)
+        config = _build(reading)
+        reading.check()
+        return config
 
     def to_dict(self) -> dict[str, Any]:
         """Every key, in sections, as JSON and YAML have them."""
@@ -303,183 +311,28 @@ class Config:
         return chosen.lr
 
 
-# ------------------------------------------------------------------------------------- the door
-
-_HINTS = get_type_hints(Config, include_extras=True)
-_SECTIONS: dict[str, Any] = {name: hint for name, hint in _HINTS.items() if is_dataclass(hint)}
-
-
-def _kinds_of(hints: Mapping[str, Any], prefix: str) -> dict[str, Kind]:
-    return {
-        prefix + name: hint.__metadata__[0]
-        for name, hint in hints.items()
-        if name not in _SECTIONS or prefix
-    }
-
-
-KINDS: dict[str, Kind] = _kinds_of(_HINTS, "")
+_DOOR = Door(Config)
+KINDS = _DOOR.kinds
 """What each key takes, by its path."""
-for _name, _section in _SECTIONS.items():
-    KINDS |= _kinds_of(get_type_hints(_section, include_extras=True), f"{_name}.")
 
 
-def _flat(values: object) -> Iterator[tuple[str, object]]:
-    """(path, value) of every key that is given; all of them are known."""
-    for name, value in _mapping("", values).items():
-        if isinstance(name, str) and name in _SECTIONS:
-            for inner, found in _mapping(name, value).items():
-                inner = inner if isinstance(inner, str) else shown(inner)
-                yield _known(f"{name}.{inner}"), found
-        else:
-            path = _known(name if isinstance(name, str) else shown(name))
-            section, dot, inner_name = path.partition(".")
-            _require(not dot, f"{path}: expected {inner_name} below {section}:, not with a dot")
-            yield path, value
-
-
-def _mapping(path: str, value: object) -> Mapping[object, object]:
-    if value is None:  # a section, or a file, in which everything is commented out
-        return {}
-    if not isinstance(value, Mapping):
-        where = f"{path}: " if path else ""
-        raise ConfigError(f"{where}expected keys with values, got {shown(value)}")
-    return value
-
-
-def _known(path: str) -> str:
-    if path in KINDS:
-        return path
-    if path in _SECTIONS:
-        raise ConfigError(f"{path}: a section, not a key; set one of {', '.join(_in(path))}")
-    section, _, name = path.rpartition(".")
-    misplaced = [known for known in KINDS if known.rpartition(".")[2] == name]
-    if section in _SECTIONS:
-        listed = _in(section)
-        near = difflib.get_close_matches(name, [known.partition(".")[2] for known in listed], n=1)
-        guesses = [*misplaced, *(f"{section}.{inner}" for inner in near)]
-    else:
-        listed = [*_in(""), *_SECTIONS]
-        guesses = difflib.get_close_matches(path, [*KINDS, *_SECTIONS], n=1) + misplaced
-    advice = f"did you mean {guesses[0]}?" if guesses else f"known are {', '.join(listed)}"
-    raise ConfigError(f"{path[:80]}: unknown key; {advice}")
-
-
-def _in(section: str) -> list[str]:
-    """The paths of a section's keys; those outside all sections for ""."""
-    return [known for known in KINDS if known.rpartition(".")[0] == section]
-
-
-def _build(values: Mapping[str, object]) -> Config:
-    read: dict[str, dict[str, Any]] = {section: {} for section in ("", *_SECTIONS)}
-    for path, found in values.items():
-        section, _, name = path.rpartition(".")
-        read[section][name] = _read_value(path, found)
-    sections = {name: section(**read[name]) for name, section in _SECTIONS.items()}
-    config = Config(**read[""], **sections)
-    _check_together(config)
+def _build(reading: Reading) -> Config:
+    """With defaults for what is wrong; the caller asks `reading` whether anything was."""
+    values = reading.values()
+    sections = {name: section(**values[name]) for name, section in _DOOR.sections.items()}
+    config = Config(**values[""], **sections)
+    reading.problems += wrong_combinations(config, reading.unsure)
     return config
 
 
-def _read_value(path: str, found: object) -> object:
-    kind = KINDS[path]
-    try:
-        return kind.read(found)
-    except Wrong as wrong:
-        raise ConfigError(f"{path}: expected {kind.expected}, got {shown(found)}{wrong}") from None
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
-def _check_together(config: Config) -> None:
-    """What single values cannot say."""
-    model, data, cluster, optimizer = config.model, config.data, config.cluster, config.optimizer
-    if config.r:
-        try:
-            k = default_k(config.servers, config.r) if config.k is None else config.k
-            check_sizes(config.servers, k, config.r)
-        except LayoutError as error:
-            raise ConfigError(f"servers: {error}") from None
-    _require(
-        config.batch >= config.trainers,
-        f"batch: expected a sample for each trainer, {config.trainers} or more, got {config.batch}",
-    )
-    _require(
-        len(model.table_rows) == model.tables,
-        f"model.rows: expected one number, or {model.tables}, as many as model.tables says, "
-        f"got {len(model.table_rows)}",
-    )
-    _require(
-        data.source == "criteo" or data.path is None,
-        f"data.source: expected criteo, because data.path is {data.path}, got {data.source}",
-    )
-    if data.source == "criteo":
-        _require(data.path is not None, "data.path: expected the path of Criteo's file, got null")
-        _require(
-            model.tables == CRITEO_TABLES,
-            f"model.tables: expected {CRITEO_TABLES}, as Criteo's data has, got {model.tables}",
-        )
-    _require(
-        optimizer.schedule != "linear" or optimizer.warmup_steps < config.steps,
-        f"optimizer.warmup_steps: expected fewer than steps, {config.steps}, because a linear "
-        f"schedule has to come down again, got {optimizer.warmup_steps}",
-    )
-    _check_checkpoint(config)
-    _require(
-        cluster.heartbeat_limit_ms > cluster.heartbeat_ms,
-        f"cluster.heartbeat_limit_ms: expected more than cluster.heartbeat_ms, "
-        f"{cluster.heartbeat_ms}, got {cluster.heartbeat_limit_ms}",
-    )
-    _require(
-        cluster.deadline_s * 1000 > cluster.retry_ms,
-        f"cluster.deadline_s: expected more than cluster.retry_ms, {cluster.retry_ms} ms, "
-        f"got {cluster.deadline_s}",
-    )
-
-
-def _check_checkpoint(config: Config) -> None:
-    chosen, survival = config.checkpoint, config.survival
-    _require(
-        not survival.needs_saves or survival.partial or chosen.saves,
-        "checkpoint.every_steps: expected 1 or more, because strategy is checkpoint and "
-        "checkpoint.every_s is null, got 0",
-    )
-    _require(
-        not survival.partial or chosen.saves or config.failures.mtbf_s is not None,
-        "failures.mtbf_s: expected a number, because strategy is cpr and neither "
-        "checkpoint.every_steps nor checkpoint.every_s says how often to save, got null",
-    )
-    _require(
-        not survival.partial or chosen.every_s != "auto",
-        "checkpoint.every_s: expected a number above 0 or null, because strategy cpr follows from "
-        "cpr.target_pls and failures.mtbf_s, got 'auto'",
-    )
-    _require(
-        not survival.partial or chosen.path is not None,
-        "checkpoint.path: expected a folder or a URL, because strategy is cpr, got null",
-    )
-    _require(
-        not config.saves_priorities or chosen.policy == "full",
-        f"checkpoint.policy: expected full, because cpr.variant is {config.cpr.variant}, which "
-        f"chooses the rows itself, got {chosen.policy}",
-    )
-    _require(
-        chosen.every_s is None or not chosen.every_steps,
-        f"checkpoint.every_s: expected null, because checkpoint.every_steps is "
-        f"{chosen.every_steps}, got {chosen.every_s}",
-    )
-    key, given = (
-        ("every_steps", chosen.every_steps) if chosen.every_steps else ("every_s", chosen.every_s)
-    )
-    _require(
-        chosen.path is not None or not chosen.saves,
-        f"checkpoint.path: expected a folder or a URL, because checkpoint.{key} is {given}, "
-        "got null",
-    )
-
-
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise ConfigError(otherwise)
+def _missing_data(config: Config, unsure: Collection[str]) -> list[str]:
+    """Only where the job is started: a configuration travels to machines without the data."""
+    source, path = config.data.source, config.data.path
+    if source != "criteo" or path is None or {"data.source", "data.path"} & set(unsure):
+        return []
+    if Path(path).is_file():
+        return []
+    return [f"data.path: expected a file, but {path!r} does not exist or is none"]
 
 
 def _is_loopback(host: str) -> bool:

@@ -20,10 +20,8 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Kind:
-    """What a key takes: in words, and as a function from a YAML value to the value kept.
-
-    `read` raises Wrong, or a ConfigError that lacks only the path.
-    """
+    """What a key takes: in words, and as a function from a YAML value to the value kept, which
+    raises Wrong."""
 
     expected: str
     read: Callable[[object], object]

@@ -37,10 +37,10 @@ def _parse(text: str, where: str) -> object:
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         line, column = before.count("\n"), len(before) - (before.rfind("\n") + 1)
-        raise _error_at(where, line, column, error.reason) from None
+        raise ConfigError(_at(where, line, column, error.reason)) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise _error_at(where, mark.line, mark.column, error.problem) from None
+        raise ConfigError(_at(where, mark.line, mark.column, error.problem)) from None
     except Exception as error:  # PyYAML lets through what int(), date() and its own tables raise
         raise ConfigError(f"{where}: not a YAML value ({error}); put it in quotes") from None
 
@@ -50,17 +50,18 @@ def _refuse_twins(root: object, where: str) -> None:
     nodes = [root]
     if isinstance(root, yaml.MappingNode):
         nodes += [value for _, value in root.value]
+    twins: list[str] = []
     for node in nodes:
         seen: set[str] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    mark = key.start_mark
-                    raise _error_at(
-                        where, mark.line, mark.column, f"{key.value!r} stands here twice"
-                    )
+                    problem = f"{key.value!r} stands here twice"
+                    twins.append(_at(where, key.start_mark.line, key.start_mark.column, problem))
                 seen.add(key.value)
+    if twins:
+        raise ConfigError("\n".join(twins))
 
 
-def _error_at(where: str, line: int, column: int, problem: str) -> ConfigError:
-    return ConfigError(f"{where}, line {line + 1}, column {column + 1}: {problem}")
+def _at(where: str, line: int, column: int, problem: str) -> str:
+    return f"{where}, line {line + 1}, column {column + 1}: {problem}"

@@ -1,0 +1,38 @@
+"""What a job's parity protects from and what it costs, in words."""
+
+from __future__ import annotations
+
+from planaria.config.job import Config
+from planaria.layout import default_k
+
+_TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
+_AFFORDABLE_K = 4  # memory x 1.25 with one parity; more servers save little beyond it
+
+
+def describe_protection(config: Config) -> str:
+    """One sentence for the start of a job: what k became, memory, and how many may die."""
+    k, r = config.layout.k, config.r
+    if not r:
+        return f"no parity (memory x 1.00): {_without_parity(config)}"
+    kept = (
+        f"every record is kept {_TIMES[r + 1]}"
+        if k == 1
+        else f"every {k} records share {r} parity record{'s' * (r > 1)}"
+    )
+    text = (
+        f"k = {k}, parity {r}: {kept} (memory x {1 + r / k:.2f}); "
+        f"any {r} server{'s' * (r > 1)} of {config.servers} may die at once"
+    )
+    if k == 1 and config.k is None:
+        servers = r + 1 + _AFFORDABLE_K
+        cheaper = default_k(servers, r)
+        text += f"; with servers: {servers} k is {cheaper} (memory x {1 + r / cheaper:.2f})"
+    return text
+
+
+def _without_parity(config: Config) -> str:
+    if config.survival.partial:
+        return "a server that dies goes back to its last save"
+    if config.survival.from_nothing:
+        return "when a server dies, all roll back to the last checkpoint"
+    return "the job does not survive the death of a server"

@@ -1,0 +1,115 @@
+"""All that is wrong is said at once, and every line of it is true."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planaria.config import KINDS, Config, describe_protection
+from planaria.config.combinations import wrong_combinations
+from planaria.errors import ConfigError
+
+
+def refusals(path: Path | None, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        Config.load(path, overrides)
+    return str(caught.value).splitlines()
+
+
+def test_everything_that_is_wrong_is_said_at_once_as_it_is_said_alone(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("steps: many\noptimizer: {lrr: 1, lr: fast}\nhistory: 3\nzzz: 1\nbatch: 1\n")
+    overrides = ["data.path=x", "servers=1", "k", "model.zipf=[", "zzz=2"]
+    said = refusals(file, *overrides)
+    alone = []
+    for text in (
+        "steps: many",
+        "optimizer: {lrr: 1, lr: fast}",
+        "history: 3",
+        "zzz: 1",
+        "batch: 1",
+    ):
+        single = tmp_path / "single.yaml"
+        single.write_text(text)
+        alone += refusals(single)
+    for override in overrides[:-1]:
+        alone += refusals(None, override)
+    about_groups = [line for line in alone if line.startswith("servers: ")]
+    assert sorted(said + about_groups) == sorted(alone)
+    assert len(about_groups) == 1, "k was no k, so nobody knows whether the groups fit"
+
+
+def test_combinations_are_judged_by_what_was_given_alone() -> None:
+    assert refusals(None, "strategy=checkpoint", "checkpoint.every_step=5") == [
+        "checkpoint.every_step: unknown key; did you mean checkpoint.every_steps?"
+    ]
+    assert len(refusals(None, "batch=1", "cluster.heartbeat_ms=5000", "trainers=none")) == 2
+    twice = refusals(None, "strategy=cpr", "checkpoint.every_s=auto", "cpr.variant=mfu")
+    assert [line.partition(":")[0] for line in twice] == ["checkpoint.every_s", "checkpoint.path"]
+
+
+def test_every_rule_names_all_the_keys_that_it_looks_at() -> None:
+    """Values that no rule forgives: where a key is unsure, the rules about it must be silent."""
+    broken = Config.from_dict({})
+    broken = replace(
+        broken,
+        strategy="cpr",
+        batch=1,
+        model=replace(broken.model, rows=(1,)),
+        data=replace(broken.data, path="x"),
+        cluster=replace(broken.cluster, heartbeat_ms=9000, retry_ms=60000),
+        checkpoint=replace(broken.checkpoint, every_s="auto", every_steps=3, policy="one-shot"),
+        cpr=replace(broken.cpr, variant="mfu"),
+    )
+    said = wrong_combinations(broken, ())
+    assert len(said) == 9
+    for path in KINDS:
+        section, _, name = path.rpartition(".")
+        default: Any = getattr(getattr(Config(), section) if section else Config(), name)
+        inner: dict[str, Any] = {name: default}
+        if section:
+            inner = {section: replace(getattr(broken, section), **inner)}
+        mended = replace(broken, **inner)
+        silent = wrong_combinations(broken, [path])
+        assert silent == wrong_combinations(mended, [path]), f"{path} decides a rule in secret"
+
+
+def test_two_keys_that_stand_twice_are_both_named(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("steps: 3\nseed: 1\nsteps: 4\nseed: 1\n")
+    assert [line.partition(", ")[2] for line in refusals(file, "steps=x")] == [
+        "line 3, column 1: 'steps' stands here twice",
+        "line 4, column 1: 'seed' stands here twice",
+        "got 'x'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (
+            ["servers=3"],
+            "k = 1, parity 1: every record is kept twice (memory x 2.00); any 1 server of 3 may "
+            "die at once; with servers: 6 k is 4 (memory x 1.25)",
+        ),
+        (
+            ["servers=3", "k=1", "parity=2", "trainers=3"],
+            "k = 1, parity 2: every record is kept three times (memory x 3.00); any 2 servers of 3 "
+            "may die at once",
+        ),
+        (
+            [],
+            "k = 4, parity 1: every 4 records share 1 parity record (memory x 1.25); any 1 server "
+            "of 6 may die at once",
+        ),
+        (
+            ["strategy=none"],
+            "no parity (memory x 1.00): the job does not survive the death of a server",
+        ),
+    ],
+)
+def test_a_job_says_what_its_parity_costs(overrides: list[str], says: str) -> None:
+    assert describe_protection(Config.load(None, overrides)) == says
