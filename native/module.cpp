@@ -6,6 +6,7 @@ namespace planaria {
 void bind_server(nb::module_& m);
 void bind_trainer(nb::module_& m);
 void bind_saves(nb::module_& m);
+void bind_data(nb::module_& m);
 
 namespace {
 
@@ -32,6 +33,7 @@ NB_MODULE(_native, m) {
     bind_server(m);
     bind_trainer(m);
     bind_saves(m);
+    bind_data(m);
     m.def("set_threads", &set_threads);
     m.def("threads", &get_threads);
     m.def("level", [] { return kernels().name; });

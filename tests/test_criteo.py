@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import math
 import os
-from gzip import GzipFile
-from io import BufferedReader
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planaria.data import DENSE, Batch, CriteoFile, Source, criteo
+from planaria.data import DENSE, Batch, CriteoFile, Source, criteo, lines
+from planaria.data.lines import Text
 from planaria.errors import ArgumentError, DataError, PlanariaError
 
 ROWS = [1, 2, 3, 1000, *[10_000] * 20, 10**7, 2**40]
@@ -78,7 +77,7 @@ def write(path: Path, text: str) -> Path:
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a small file has many."""
-    monkeypatch.setattr(criteo, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(lines, "CHUNK_BYTES", 4096)
 
 
 @pytest.fixture(params=["day.tsv", "day.gz"])
@@ -117,15 +116,15 @@ def test_a_reader_keeps_a_few_chunks_only(log: Path) -> None:
     with CriteoFile(log, ROWS) as source:
         for start in (0, 390, 200, 0, 399):
             source.read(start, 1)
-            assert len(source._lines._kept) <= criteo.CHUNKS_KEPT
-        assert len(source._lines._offsets) > 3 * criteo.CHUNKS_KEPT  # control
+            assert len(source._lines._kept) <= lines.CHUNKS_KEPT
+        assert len(source._lines._offsets) > 3 * lines.CHUNKS_KEPT  # control
 
 
 def test_a_forward_pass_never_seeks(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a gzip file each seek backwards would decompress everything before it again."""
     with CriteoFile(log, ROWS) as source:
         seeks: list[int] = []
-        monkeypatch.setattr(source._lines, "_stream", SpiedStream(source._lines._stream, seeks))
+        monkeypatch.setattr(source._lines, "_text", SpiedText(source._lines._text, seeks))
         for start in range(0, 400, 7):
             source.read(start, 7)
         source.read(395, 5)  # one step back, as after a view change
@@ -134,14 +133,14 @@ def test_a_forward_pass_never_seeks(log: Path, monkeypatch: pytest.MonkeyPatch) 
         assert seeks == [0]
 
 
-class SpiedStream:
-    def __init__(self, stream: GzipFile | BufferedReader, seeks: list[int]) -> None:
-        self.read, self.tell, self.close = stream.read, stream.tell, stream.close
-        self._stream, self._seeks = stream, seeks
+class SpiedText:
+    def __init__(self, text: Text, seeks: list[int]) -> None:
+        self.read, self.tell, self.close = text.read, text.tell, text.close
+        self._text, self._seeks = text, seeks
 
     def seek(self, offset: int) -> None:
         self._seeks.append(offset)
-        self._stream.seek(offset)
+        self._text.seek(offset)
 
 
 def test_samples_are_counted_and_reading_past_them_gives_fewer(log: Path) -> None:

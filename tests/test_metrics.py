@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.data import Tally, auc, log_loss, normalized_entropy
+from planaria.data import Evaluation, RecentQuality, auc, chances, log_loss, normalized_entropy
 from planaria.data.metrics import Labels, Reals
 from planaria.errors import ArgumentError
 
@@ -81,31 +81,103 @@ def test_a_certain_and_wrong_prediction_costs_much_but_not_infinity() -> None:
     assert normalized_entropy(labels, certain) == pytest.approx(24, rel=1e-6)
 
 
+def same(found: object, wanted: object) -> bool:
+    """To the last bit."""
+    return repr(found) == repr(wanted)
+
+
 @settings(max_examples=25)
 @given(st.lists(st.integers(0, 300), max_size=8))
-def test_a_tally_of_batches_is_the_measure_of_the_whole(cuts: list[int]) -> None:
+def test_an_evaluation_of_batches_is_that_of_the_whole(cuts: list[int]) -> None:
     labels, logits = a_pass(300)
-    tally = Tally()
+    evaluation = Evaluation()
     ends = [*sorted(cuts), len(labels)]
     for start, end in zip([0, *ends], ends, strict=False):
-        tally.add(labels[start:end], logits[start:end])
-    assert len(tally) == 300
-    assert tally.auc() == auc(labels, logits)
-    assert tally.log_loss() == log_loss(labels, logits)
-    p = 1 / (1 + np.exp(-logits.astype(np.float64)))
-    assert tally.normalized_entropy() == pytest.approx(normalized_entropy(labels, p))
-    tally.add(labels[:50], -logits[:50])  # it goes on after it was asked
-    assert tally.auc() < auc(labels, logits)
+        evaluation.add(labels[start:end], logits[start:end])
+    assert len(evaluation) == 300
+    found = evaluation.measure()
+    assert same(found.auc, auc(labels, logits))
+    assert same(found.normalized_entropy, normalized_entropy(labels, chances(logits)))
+    evaluation.add(labels[:50], -logits[:50])  # it goes on after it was asked
+    assert evaluation.measure().auc < found.auc
 
 
-def test_a_tally_keeps_a_copy_of_what_it_was_given() -> None:
+def test_parts_of_several_ranks_are_one_evaluation() -> None:
+    """What travels is 5 bytes per sample; added in rank order it is the same to the last bit."""
+    labels, logits = a_pass(1000)
+    parts = [Evaluation() for _ in range(3)]
+    for rank, part in enumerate(parts):
+        part.add(labels[rank * 333 :][: 333 + rank // 2], logits[rank * 333 :][: 333 + rank // 2])
+        assert (part.labels.dtype, part.logits.dtype) == (np.uint8, np.float32)
+    whole, merged, wrong = Evaluation(), Evaluation(), Evaluation()
+    whole.add(labels, logits)
+    for part in parts:
+        merged.add(part.labels, part.logits)
+        wrong.add(part.labels, -part.logits)
+    assert len(merged) == 1000
+    assert same(merged.measure(), whole.measure())
+    assert not same(wrong.measure(), whole.measure())  # control
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.bool_])
+def test_measures_do_not_depend_on_the_type_of_the_labels(dtype: type) -> None:
+    labels, logits = a_pass(4999)
+    p = chances(logits)
+    wanted = normalized_entropy(labels.astype(np.float64), p)
+    assert same(normalized_entropy(labels.astype(dtype), p), wanted)
+
+
+def test_an_evaluation_keeps_a_copy_of_what_it_was_given() -> None:
     labels, logits = a_pass(100)
-    tally = Tally()
-    tally.add(labels, logits)
+    evaluation = Evaluation()
+    evaluation.add(labels, logits)
     before = auc(labels, logits)
     logits *= -1
-    assert tally.auc() == before
+    assert evaluation.measure().auc == before
     assert auc(labels, logits) != before  # control
+
+
+def test_recent_quality_is_that_of_the_last_samples() -> None:
+    labels, logits = a_pass(1000)
+    recent = RecentQuality(256)
+    for start in range(0, 1000, 100):
+        recent.add(labels[start : start + 100], logits[start : start + 100])
+        last = slice(max(start + 100 - 256, 0), start + 100)
+        wanted = (
+            auc(labels[last], logits[last]),
+            normalized_entropy(labels[last], chances(logits[last])),
+        )
+        assert same(tuple(recent.measure()), wanted)
+        assert recent._samples < 256 + 100  # it forgets
+    assert not same(recent.measure().auc, auc(labels, logits))  # control
+
+
+def due_steps(steps: int, batch: int, window: int) -> list[int]:
+    recent = RecentQuality(window)
+    due: list[int] = []
+    for step in range(1, steps + 1):
+        recent.add(np.zeros(batch), np.zeros(batch))
+        due += [step] if recent.due(step, steps) else []
+    return due
+
+
+def test_when_quality_is_measured_is_a_matter_of_steps_alone() -> None:
+    assert due_steps(1000, batch=100, window=1000) == list(range(10, 1001, 10))
+    assert due_steps(25, batch=100, window=1000) == [*range(2, 25, 2), 25]
+    assert due_steps(10_001, batch=1, window=1000) == [*range(1000, 10_001, 1000), 10_001]
+    assert due_steps(3, batch=5000, window=1000) == [1, 2, 3]
+    assert due_steps(4, batch=0, window=1000) == [1, 2, 3, 4]
+    assert not RecentQuality(10).due(1, 1)  # nothing was predicted yet
+
+
+def test_a_replaced_trainer_measures_at_the_same_steps() -> None:
+    """Its window is empty at first, but when it measures does not depend on that."""
+    fresh = RecentQuality(1000)
+    due: list[int] = []
+    for step in range(43, 101):
+        fresh.add(np.zeros(100), np.zeros(100))
+        due += [step] if fresh.due(step, 1000) else []
+    assert due == [50, 60, 70, 80, 90, 100]
 
 
 def test_what_is_not_defined_is_nan() -> None:
@@ -116,8 +188,8 @@ def test_what_is_not_defined_is_nan() -> None:
     assert isnan(normalized_entropy(none, none))
     assert isnan(auc(one, one))
     assert isnan(normalized_entropy(one, one))
-    assert isnan(Tally().auc())
-    assert isnan(Tally().normalized_entropy())
+    assert all(map(isnan, Evaluation().measure()))
+    assert all(map(isnan, RecentQuality(5).measure()))
     diverged = np.array([0.5, np.nan])
     for measure in (auc, log_loss, normalized_entropy):
         assert isnan(measure(np.array([0, 1]), diverged))
@@ -125,7 +197,7 @@ def test_what_is_not_defined_is_nan() -> None:
 
 
 def test_wrong_arguments_get_a_sentence() -> None:
-    for measure in (auc, log_loss, normalized_entropy, Tally().add):
+    for measure in (auc, log_loss, normalized_entropy, Evaluation().add, RecentQuality(9).add):
         with pytest.raises(ArgumentError, match="equal length"):
             measure(np.zeros(3), np.zeros(2))
         with pytest.raises(ArgumentError, match="flatten"):
@@ -134,3 +206,5 @@ def test_wrong_arguments_get_a_sentence() -> None:
             measure(np.array([0.0, 0.5]), np.zeros(2))
     with pytest.raises(ArgumentError, match="outside 0 to 1"):
         normalized_entropy(np.array([0, 1]), np.array([0.5, 1.5]))
+    with pytest.raises(ArgumentError, match="at least 1 sample"):
+        RecentQuality(0)

@@ -5,7 +5,15 @@ trainer reads is a function of (step, rank) alone: the step is the whole positio
 """
 
 from planaria.data.criteo import CriteoFile
-from planaria.data.metrics import Tally, auc, log_loss, normalized_entropy
+from planaria.data.metrics import (
+    Evaluation,
+    Quality,
+    RecentQuality,
+    auc,
+    chances,
+    log_loss,
+    normalized_entropy,
+)
 from planaria.data.source import DENSE, Batch, Source, sample_range
 from planaria.data.synthetic import Synthetic
 
@@ -13,10 +21,13 @@ __all__ = [
     "DENSE",
     "Batch",
     "CriteoFile",
+    "Evaluation",
+    "Quality",
+    "RecentQuality",
     "Source",
     "Synthetic",
-    "Tally",
     "auc",
+    "chances",
     "log_loss",
     "normalized_entropy",
     "sample_range",

@@ -9,27 +9,21 @@ but not the label.
 
 Logarithms come from + - * / alone, so that every machine reads the same bits.
 
-Any sample can be asked for. A file is cut into chunks of whole lines, and where each begins is
-remembered the first time that it is passed; the last few chunks stay in memory. Going further back
-costs a plain file one seek, but a gzip file has to be decompressed again from its beginning: unpack
-files that more than one pass is made over. How many `samples` there are is counted when it is first
-asked for, by one pass over what has not been passed yet.
+Any sample can be asked for (planaria.data.lines says what that costs). How many `samples` there are
+is counted when it is first asked for, by one pass over what nobody has passed yet.
 """
 
 from __future__ import annotations
 
-import gzip
 import os
-import zlib
-from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Sequence
-from io import BufferedReader
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planaria.data.lines import Lines
 from planaria.data.source import DENSE, Batch, check_range, check_tables
 from planaria.errors import ArgumentError, DataError
 from planaria.kernels.twin_numbers import GOLDEN, log_exact, mix
@@ -37,8 +31,6 @@ from planaria.kernels.types import Bytes, Index, Keys
 
 TABLES = 26
 FIELDS = 1 + DENSE + TABLES
-CHUNK_BYTES = 2**20
-CHUNKS_KEPT = 4
 MAX_DIGITS = 18  # of an integer: fits int64
 MAX_HEX_DIGITS = 16  # of an id: fits uint64
 
@@ -54,11 +46,22 @@ Mask = NDArray[np.bool_]
 class CriteoFile:
     """A source that reads one file; `close` it, or use it in a `with` statement."""
 
-    def __init__(self, path: str | os.PathLike[str], tables: Sequence[int]) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        tables: Sequence[int],
+        cache: Path | None = None,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        """cache: the folder for marks (planaria.data.marks), else the user's cache folder.
+
+        on_progress: called after each chunk that is passed, many times a second, because the way to
+        a sample that nobody has passed yet may take minutes.
+        """
         self.tables = check_tables(tables)
         if len(self.tables) != TABLES:
             raise ArgumentError(f"Criteo's data has {TABLES} tables; rows of {len(tables)} given")
-        self._lines = _Lines(os.fspath(path))
+        self._lines = Lines(os.fspath(path), cache, on_progress)
 
     @property
     def samples(self) -> int:
@@ -77,115 +80,6 @@ class CriteoFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _Lines:
-    """The lines of a file by number, from 0.
-
-    Chunk i begins with line `_first_lines[i]`, at byte `_offsets[i]` of the unpacked file, and ends
-    with the last whole line of the next CHUNK_BYTES bytes; so the chunks are the same whichever way
-    the file is passed. The last entries are those of the first chunk not passed yet.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._first_lines = [0]
-        self._offsets = [0]
-        self._total: int | None = None
-        self._kept: OrderedDict[int, bytes] = OrderedDict()  # chunks, the latest used last
-        self._tail = b""  # read, but part of the next chunk
-        self._stream: gzip.GzipFile | BufferedReader
-        try:
-            self._stamp = self._stamp_now()
-            with open(path, "rb") as file:
-                packed = file.read(2) == b"\x1f\x8b"
-            self._stream = gzip.GzipFile(path) if packed else open(path, "rb")  # noqa: SIM115
-        except OSError as error:
-            raise DataError(f"cannot open {path}: {error.strerror}; check the path") from error
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def count(self) -> int:
-        while self._total is None:
-            self._chunk(len(self._offsets) - 1)
-        return self._total
-
-    def take(self, start: int, count: int) -> bytes:
-        """`count` lines, each with its newline; fewer where the file ends before."""
-        self._check_unchanged()
-        pieces: list[bytes] = []
-        at, end = start, start + count
-        while at < end and (self._total is None or at < self._total):
-            number = bisect_right(self._first_lines, at) - 1
-            chunk = self._chunk(number)
-            first = self._first_lines[number]
-            stop = min(end, self._first_lines[number + 1])
-            if stop > at:
-                pieces.append(_cut(chunk, at - first, stop - first))
-                at = stop
-        return b"".join(pieces)
-
-    def _chunk(self, number: int) -> bytes:
-        if number in self._kept:
-            self._kept.move_to_end(number)
-            return self._kept[number]
-        try:
-            data, at_end = self._read(self._offsets[number])
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"cannot read {self.path}: {error}; restore the file") from error
-        self._check_unchanged()
-        if number == len(self._offsets) - 1:
-            self._first_lines.append(self._first_lines[number] + data.count(b"\n"))
-            self._offsets.append(self._offsets[number] + len(data))
-            if at_end:
-                self._total = self._first_lines[-1]
-        self._kept[number] = data
-        if len(self._kept) > CHUNKS_KEPT:
-            self._kept.popitem(last=False)
-        return data
-
-    def _read(self, offset: int) -> tuple[bytes, bool]:
-        """(the chunk at `offset`, whether the file ends with it)."""
-        if self._stream.tell() != offset + len(self._tail):
-            self._stream.seek(offset)
-            self._tail = b""
-        wanted = CHUNK_BYTES - len(self._tail)
-        data = self._tail + self._stream.read(wanted)
-        if len(data) < CHUNK_BYTES:
-            self._tail = b""
-            return data if data.endswith(b"\n") or not data else data + b"\n", True
-        end = data.rfind(b"\n") + 1
-        if end == 0:
-            raise DataError(
-                f"{self.path} has no line end in {CHUNK_BYTES} bytes from byte {offset}; "
-                f"expected lines of {FIELDS} fields between tabs"
-            )
-        self._tail = data[end:]
-        return data[:end], False
-
-    def _stamp_now(self) -> tuple[int, int]:
-        status = os.stat(self.path)
-        return status.st_size, status.st_mtime_ns
-
-    def _check_unchanged(self) -> None:
-        try:
-            stamp = self._stamp_now()
-        except OSError as error:
-            raise DataError(
-                f"{self.path} is gone ({error.strerror}); a job needs its data until it ends"
-            ) from error
-        if stamp != self._stamp:
-            raise DataError(
-                f"{self.path} was written to while it was read: {self._stamp[0]} bytes at first, "
-                f"{stamp[0]} now; give a job a file that nobody changes"
-            )
-
-
-def _cut(chunk: bytes, first: int, stop: int) -> bytes:
-    """Lines first to stop - 1 of a chunk."""
-    ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == _NEWLINE)
-    return chunk[ends[first - 1] + 1 if first else 0 : ends[stop - 1] + 1]
 
 
 # ---------------------------------------------------------------------------- lines to samples
