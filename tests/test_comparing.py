@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import astuple
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,16 @@ from typer.testing import CliRunner
 from planaria.cli import app
 from planaria.comparing import STRATEGIES, Comparison, Emulation, Outcome, compare
 from planaria.comparing.accounts import (
+    NO_PROTECTION,
     T_95,
     Account,
+    Interval,
+    Protection,
     account_of,
     interval,
     mean_account,
     pause_hours,
-    protection,
+    protection_of,
     repairs_of,
     saves_of,
     slowdown_of,
@@ -36,6 +40,7 @@ from planaria.comparing.page import as_page
 from planaria.comparing.pictures import (
     as_csv,
     cost_cells,
+    memory_cells,
     overhead_png,
     quality_png,
     sentences,
@@ -43,9 +48,12 @@ from planaria.comparing.pictures import (
 )
 from planaria.config import Config
 from planaria.errors import ClusterError, ConfigError
+from planaria.planning.machine import Machine, Origin
 from planaria.schedule import Event
 
 NAMES = list(STRATEGIES)
+FREE = Protection(NO_PROTECTION, Interval(0.0, None))
+ORIGIN = Origin("planaria compare --seeds 3", "2026-01-02 03:04 UTC", Machine(2, 2**33, "a CPU"))
 JOB = Config.load(None, ["steps=400", "servers=6"])
 
 
@@ -79,7 +87,7 @@ def whole_save(step: int) -> dict[str, Any]:
 
 def test_a_run_without_failures_and_saves_costs_nothing() -> None:
     for strategy in STRATEGIES.values():
-        assert account_of(Emulation(), strategy, 0.125, report(), 0.0).total == 0
+        assert account_of(Emulation(), strategy, 0.125, report(), FREE).total == 0
 
 
 def test_full_recovery_pays_saves_repairs_and_work_done_twice() -> None:
@@ -89,27 +97,27 @@ def test_full_recovery_pays_saves_repairs_and_work_done_twice() -> None:
         rollbacks=[{"from_step": 16, "to_step": 10}, {"from_step": 25, "to_step": 20}],
     )
     emulation = Emulation(save_min=6, load_min=3, reschedule_min=12)
-    account = account_of(emulation, STRATEGIES["checkpoint"], 0.5, facts, 0.3)
+    account = account_of(emulation, STRATEGIES["checkpoint"], 0.5, facts, FREE)
     assert astuple(account) == pytest.approx((0.3, 0.1, 11 * 0.5, 0.4, 0.0))
-    assert account.protection == 0  # its steps have nothing more to do
     assert account.total == pytest.approx(0.3 + 0.1 + 5.5 + 0.4)
 
 
 def test_partial_recovery_does_no_work_twice() -> None:
     facts = report(failures=[failure(15), failure(25)], checkpoints=[whole_save(20)], pls=0.1)
-    account = account_of(Emulation(), STRATEGIES["cpr-vanilla"], 0.125, facts, 0.3)
+    account = account_of(Emulation(), STRATEGIES["cpr-vanilla"], 0.125, facts, FREE)
     assert account.lost_work == account.protection == 0
     assert account.load + account.reschedule == pytest.approx(2 * 5.4 / 60)
 
 
 def test_erasure_pays_its_pause_in_real_time_and_loads_only_what_parity_did_not_bear() -> None:
+    four = Protection("given", Interval(0.04, None))
     borne = report(failures=[failure(15, 1800.0), failure(25, 1800.0)])
-    account = account_of(Emulation(), STRATEGIES["erasure"], 0.125, borne, 0.04)
+    account = account_of(Emulation(), STRATEGIES["erasure"], 0.125, borne, four)
     assert account.load == account.reschedule == account.save == 0
     assert account.lost_work == pytest.approx(3.6 / 3600)
     assert account.protection == pytest.approx(0.04 * 50)
     beyond = {**borne, "rollbacks": [{"from_step": 26, "to_step": 20}]}
-    account = account_of(Emulation(), STRATEGIES["erasure"], 0.125, beyond, 0.04)
+    account = account_of(Emulation(), STRATEGIES["erasure"], 0.125, beyond, four)
     assert account.load == pytest.approx(0.4 / 60)
     assert account.reschedule == pytest.approx(5 / 60)
     assert account.lost_work == pytest.approx(6 * 0.125 + 3.6 / 3600)
@@ -131,25 +139,32 @@ def test_a_save_of_an_eighth_of_the_rows_costs_an_eighth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "slowdown", "share"),
+    ("name", "given", "slowdowns", "source", "share"),
     [
-        ("erasure", None, 0.2, 0.2),
-        ("erasure", None, -0.2, 0.0),  # noise
-        ("erasure", None, None, 0.0),
-        ("erasure", 5.0, 0.2, 0.05),
-        ("erasure-2", 5.0, 0.2, 0.1),
-        ("cpr-mfu", None, 0.02, 0.02),  # it counts accesses
-        ("cpr-mfu", 5.0, 0.02, 0.02),
-        ("cpr-vanilla", None, 0.2, 0.0),
-        ("checkpoint", 5.0, 0.2, 0.0),
-        ("none", None, 0.2, 0.0),
+        ("erasure", None, [0.1, 0.2, 0.3], "measured", 0.2),
+        ("erasure", None, [0.1, None, 0.3], "measured", 0.2),
+        ("erasure", None, [-0.1, -0.3], "measured", -0.2),  # noise, and it is shown
+        ("erasure", None, [0.3957], "not measured", None),  # and 0.00 in the next run
+        ("erasure", None, [None], "not measured", None),
+        ("erasure", 5.0, [0.2, 0.2], "given", 0.05),
+        ("erasure-2", 5.0, [0.2], "given", 0.1),
+        ("cpr-mfu", None, [0.02], "not measured", None),  # it counts accesses
+        ("cpr-mfu", 5.0, [0.02, 0.02], "measured", 0.02),
+        ("cpr-vanilla", None, [0.2, 0.2], "none", 0.0),
+        ("checkpoint", 5.0, [0.2], "none", 0.0),
+        ("none", None, [0.2], "none", 0.0),
     ],
 )
-def test_protection_is_what_a_step_does_more(
-    name: str, given: float | None, slowdown: float | None, share: float
+def test_protection_is_given_or_measured_with_its_interval_or_not_there(
+    name: str, given: float | None, slowdowns: list[float | None], source: str, share: float | None
 ) -> None:
-    emulation = Emulation(protection_percent=given)
-    assert protection(emulation, STRATEGIES[name], slowdown) == pytest.approx(share)
+    found = protection_of(Emulation(protection_percent=given), STRATEGIES[name], slowdowns)
+    assert found.source == source
+    assert (found.share is None) == (share is None)
+    if found.share:
+        assert found.share.mean == pytest.approx(share)
+        assert (found.share.error is not None) == (source == "measured")
+    assert found.charged == pytest.approx(max(share or 0.0, 0.0))
 
 
 def test_the_time_of_a_step_passes_over_pauses_and_what_rolled_back() -> None:
@@ -266,7 +281,7 @@ def test_a_strategy_is_the_job_with_nothing_else_changed() -> None:
 
 def fake(title: str, config: Config, schedule: Sequence[Event]) -> Outcome:
     """What runs would say: partial recovery loses samples, `none` is lost."""
-    step_s = 0.012 if config.r else 0.01
+    step_s = 0.012 + config.seed / 10_000 if config.r else 0.01
     failures = [failure(event.step) for event in schedule]
     if not schedule:
         return Outcome(config.seed, report(auc=0.75 + config.seed / 1000), step_s)
@@ -293,7 +308,9 @@ def test_runs_are_numbered_and_each_has_a_folder_of_its_own() -> None:
 
     compare(Emulation(seeds=2), JOB, ["erasure", "checkpoint"], run)
     assert titles[0] == "1 of 6: undisturbed, seed 0"
-    assert titles[-1] == "6 of 6: checkpoint, seed 1"
+    # There and back, so that what drifts does not always fall to the same.
+    assert titles[3] == "4 of 6: checkpoint, seed 1"
+    assert titles[-1] == "6 of 6: undisturbed, seed 1"
     assert folders[0] is None
     assert len(set(folders)) == 5
 
@@ -321,31 +338,100 @@ def test_tables_bars_and_files_tell_the_same() -> None:
     show(console, found)
     text = console.export_text()
     assert re.search(r"none +- +lost +-", text)
-    assert re.search(r"erasure +24.00 h +20.00 ", text)  # 20 % protection
+    assert re.search(r"erasure +24.00 +21.00 .* 21.00±2.48", text)  # protection: the mean of three
+    assert re.search(r"\n +measured +\n", text)
+    assert re.search(r"cpr-vanilla +12.00 .* 0.00 +1.68 *\n", text)
+    assert (
+        "protection is measured on this machine, whose cores all processes share: the mean of 3"
+        in text
+    )
     assert re.search(r"cpr-vanilla +5.00 +0.7417 -0.0093±0.0029 .*differs", text)
     assert "none lost at step 12, seed 2: <gone>" in text
     assert "▚" in text
-    assert "differences of 0 % are noise" in text
+    assert re.search(r"erasure +7.50 +5.55 +1.39 +0.57 +0.00", text)  # memory
     assert max(map(len, text.split("stand for")[0].splitlines()[:-1])) <= 80
 
     made = json.loads(json.dumps(found.to_dict()))
     by_name = {row["name"]: row for row in made["strategies"]}
     assert by_name["none"]["overhead_hours"] is None
-    assert by_name["erasure"]["overhead_hours"]["protection"] == pytest.approx(10)
+    assert by_name["erasure"]["overhead_hours"]["protection"] == pytest.approx(10.5)
+    assert by_name["erasure"]["protection"]["source"] == "measured"
+    assert by_name["erasure"]["memory_bytes"]["parity"] > 0
     assert by_name["cpr-vanilla"]["outcomes"][0]["slowdown_measured"] == pytest.approx(0)
     assert len(made["undisturbed"]) == len(made["schedules"]) == 3
 
     lines = list(csv.DictReader(io.StringIO(as_csv(found))))
     assert [line["strategy"] for line in lines] == ["none", "erasure", "cpr-vanilla"]
     assert lines[0]["overhead_hours"] == ""
-    assert float(lines[1]["protection_hours"]) == pytest.approx(10)
+    assert float(lines[1]["protection_hours"]) == pytest.approx(10.5)
+    assert [line["protection_is"] for line in lines] == ["none", "measured", "none"]
+    assert float(lines[1]["memory_bytes"]) > float(lines[0]["memory_bytes"])
 
-    page = as_page(found, {"overhead": overhead_png(found), "AUC": quality_png(found)})
+    page = as_page(found, {"overhead": overhead_png(found), "AUC": quality_png(found)}, ORIGIN)
     assert "&lt;gone&gt;" in page
     assert page.count("data:image/png;base64,iVBORw0KGgo") == 2
     assert re.findall(r"(?:src|href)=\"(?!data:)", page) == []
     assert "http" not in page
     assert "<td>cpr-vanilla</td>" in page
+    for shown in (
+        "planaria compare --seeds 3",
+        "2026-01-02 03:04 UTC",
+        "2 cores, 8.0 GiB",
+        "a CPU",
+    ):
+        assert shown in page
+
+
+def test_one_run_measures_no_protection_and_says_so() -> None:
+    """Two runs of one seed gave 0.00 % and 39.57 %."""
+    found = compared(["erasure", "checkpoint"])
+    (erasure, checkpoint) = cost_cells(found).lines
+    assert erasure[2].startswith(">")
+    assert erasure[-2] == "not\nmeasured"
+    assert checkpoint[-2] == "0.00"
+    (told,) = [sentence for sentence in sentences(found) if "protection" in sentence]
+    assert told.startswith("erasure: the overhead is without protection, which one run cannot")
+    made = found.to_dict()["strategies"][0]
+    assert "protection" not in made["overhead_hours"]
+    assert made["protection"] == {"source": "not measured", "share": None}
+    given = compared(["erasure"], protection_percent=5.0)
+    assert cost_cells(given).lines[0][-2] == "5.00\ngiven"
+    assert not cost_cells(given).lines[0][2].startswith(">")
+
+
+def test_the_memory_of_a_server_is_that_of_its_job() -> None:
+    """6 servers hold 26 tables of 10,000 rows, each of 16 weights and as many words of state."""
+    found = compared(["none", "erasure", "cpr-mfu", "cpr-scar"])
+    none, erasure, mfu, scar = (row.memory for row in found.rows)
+    assert none.records == pytest.approx(260_000 * 128 / 6)
+    assert none.total == none.records + none.history
+    assert erasure.parity == pytest.approx(none.records / 4)  # k = 4
+    assert erasure.history == 2 * none.history == 2 * 2 * 26 * 256 * 128 / 6
+    assert mfu.priorities == pytest.approx(260_000 / 6 * 5)
+    assert scar.priorities == pytest.approx(260_000 / 6 * 65)
+    assert memory_cells(found).lines[0][:2] == ("none", f"{none.total / 1e6:.2f}")
+
+
+def test_a_folder_with_a_comparison_is_not_overwritten_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "planaria.comparing.command.run_here", lambda show, job, kills: fake("", job, kills)
+    )
+    monkeypatch.setattr("sys.argv", ["planaria", "compare", "--out", "a folder"])
+    page = tmp_path / "index.html"
+    page.write_text("of last week")
+    options = ["compare", "--strategy", "erasure", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, options)
+    assert done.exit_code == 2
+    assert "index.html exists; name another, or add --force" in " ".join(done.output.split())
+    assert page.read_text() == "of last week"
+    done = CliRunner().invoke(app, [*options, "--force"])
+    assert done.exit_code == 0, done.output
+    assert "<code>planaria compare --out &#x27;a folder&#x27;</code>" in page.read_text()
+    made = json.loads((tmp_path / "report.json").read_text())["made"]
+    assert made["machine"]["cores"] >= 1
+    assert made["machine"]["cpu"]
 
 
 def test_a_strategy_that_sometimes_stops_says_so_in_its_line() -> None:

@@ -182,8 +182,41 @@ def test_the_forms_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("header", "line", "understood"),
+    [
+        ("timestamp,hostname", "{epoch},n{n}", "timestamp is in seconds since 1970, hostname is"),
+        ("time,host", "{epoch}.5,n{n}", "time is in seconds since 1970, host is the server"),
+        ("Timestamp, Hostname", "{epoch}000,n{n}", "timestamp is in milliseconds since 1970"),
+        ("timestamp,hostname", "2024-03-30 {n:02}:00:00,n{n}", "timestamp is a date and time"),
+        ("time,server", "2024-03-30T{n:02}:00:00Z,n{n}", "time is a date and time, server is the"),
+        ("time_seconds,node", "{seconds},n{n}", "time_seconds is in seconds, node is the server"),
+    ],
+)
+def test_instants_of_logs_are_understood_and_it_is_said_how(
+    tmp_path: Path, header: str, line: str, understood: str
+) -> None:
+    path = tmp_path / "trace.csv"
+    lines = [line.format(epoch=1_711_800_000 + 3600 * n, seconds=3600 * n, n=n) for n in range(12)]
+    path.write_text("\n".join([header, *lines]))
+    trace = read_trace(path)
+    assert trace.hours == pytest.approx(np.arange(12.0))
+    assert trace.named_servers == 12
+    assert f"trace.csv: {understood}" in trace.understood
+    assert trace.understood in make_plan(PlanInputs(runs=2, trace_servers=12), trace).notes
+
+
+def test_numbers_in_json_are_instants_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    failures = [{"hostname": f"h{n % 3}", "timestamp": 1.7e9 + 1800 * n} for n in range(12)]
+    path.write_text(json.dumps(failures))
+    assert read_trace(path).hours == pytest.approx(np.arange(12) / 2)
+
+
+@pytest.mark.parametrize(
     ("content", "says"),
     [
+        ('[{"server": 1, "time": 3.5}]', "other numbers go by their unit: time_hours"),
+        ('[{"server": 1, "timestamp": true}]', "timestamp: expected a date and time"),
         ("[", "expected JSON"),
         ("{}", "expected a list"),
         ("[1, 2]", "entry 1: expected fields"),

@@ -48,18 +48,50 @@ class Interval:
     error: float | None
 
 
+@dataclass(frozen=True)
+class Protection:
+    """What a strategy adds to every step, as a share of it, and how that is known."""
+
+    source: str  # one of the words below
+    share: Interval | None = None  # None: not measured
+
+    @property
+    def charged(self) -> float:
+        """Below 0 it is noise."""
+        return max(self.share.mean, 0.0) if self.share else 0.0
+
+
+GIVEN, MEASURED, NOT_MEASURED, NO_PROTECTION = "given", "measured", "not measured", "none"
+
+
+def protection_of(
+    emulation: Emulation, strategy: Strategy, slowdowns: Sequence[float | None]
+) -> Protection:
+    """Only of strategies that do something in every step: what a slow-down of others shows is
+    their saves, which are charged already, and noise.
+
+    slowdowns: how much longer the steps of each run took than those of its undisturbed one. A
+    single one says nothing of how far it may be off, so it is no measurement.
+    """
+    if not strategy.works_every_step:
+        return Protection(NO_PROTECTION, Interval(0.0, None))
+    if strategy.parity and emulation.protection_percent is not None:
+        share = strategy.parity * emulation.protection_percent / 100
+        return Protection(GIVEN, Interval(share, None))
+    found = interval([share for share in slowdowns if share is not None])
+    if found is None or found.error is None:
+        return Protection(NOT_MEASURED)
+    return Protection(MEASURED, found)
+
+
 def account_of(
     emulation: Emulation,
     strategy: Strategy,
     hours_per_step: float,
     report: Mapping[str, Any],
-    slowdown: float | None,
+    protection: Protection,
 ) -> Account:
-    """The account of a run that reached its end.
-
-    slowdown: how much longer its steps took than those of `none`, as a share; None where it was
-    not measured.
-    """
+    """The account of a run that reached its end."""
     repairs = repairs_of(strategy, report)
     redone = sum(back["from_step"] - back["to_step"] for back in report["rollbacks"])
     return Account(
@@ -67,7 +99,7 @@ def account_of(
         load=repairs * emulation.load_min / 60,
         lost_work=redone * hours_per_step + pause_hours(strategy, report),
         reschedule=repairs * emulation.reschedule_min / 60,
-        protection=protection(emulation, strategy, slowdown) * emulation.hours,
+        protection=protection.charged * emulation.hours,
     )
 
 
@@ -108,17 +140,6 @@ def pause_hours(strategy: Strategy, report: Mapping[str, Any]) -> float:
         gap = failure["gap_ms"] or 0.0
         longest[failure["step"]] = max(gap, longest.get(failure["step"], 0.0))
     return sum(longest.values()) / 3_600_000
-
-
-def protection(emulation: Emulation, strategy: Strategy, slowdown: float | None) -> float:
-    """The share by which every step is longer.
-
-    Only of strategies that do something in every step: what a slow-down of others shows is their
-    saves, which are charged already, and noise.
-    """
-    if strategy.parity and emulation.protection_percent is not None:
-        return strategy.parity * emulation.protection_percent / 100
-    return max(slowdown or 0.0, 0.0) if strategy.works_every_step else 0.0
 
 
 def step_seconds(step_at: Sequence[tuple[int, float]]) -> float | None:

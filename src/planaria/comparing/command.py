@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,22 +21,17 @@ from planaria.config import Config
 from planaria.display import Display
 from planaria.errors import ConfigError, PlanariaError
 from planaria.planning.command import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, leave
+from planaria.planning.machine import Origin
+from planaria.planning.options import refuse_existing, takes_options_of
 from planaria.schedule import Event
 
+FILES = ("report.json", "table.csv", "overhead.png", "quality.png", "index.html")
 DEFAULT = ("erasure", "checkpoint", "cpr-vanilla", "cpr-mfu")
 
-_DEFAULTS = Emulation()
-_NAMES = {field.name for field in fields(Emulation)}
 
-
-def _emulated(name: str, text: str) -> Any:
-    """An option whose default is the emulation's; None where another one decides."""
-    default = getattr(_DEFAULTS, name)
-    note = "" if default is None else f" Default {default:g}."
-    return typer.Option(help=text + note, rich_help_panel="The emulated job", show_default=False)
-
-
+@takes_options_of(Emulation)
 def compare_command(
+    given: dict[str, Any],
     config: Annotated[
         Path | None,
         typer.Argument(help="A YAML file; docs/config.md lists its keys. Without: a small job."),
@@ -51,31 +46,13 @@ def compare_command(
             help=f"One of {', '.join(STRATEGIES)}; several times. Default: {', '.join(DEFAULT)}."
         ),
     ] = None,
-    failures: Annotated[int | None, _emulated("failures", "How often servers fail.")] = None,
-    lost: Annotated[int | None, _emulated("lost", "Servers that each failure takes.")] = None,
-    hours: Annotated[float | None, _emulated("hours", "The job's length.")] = None,
-    save_min: Annotated[float | None, _emulated("save_min", "Minutes of a save.")] = None,
-    load_min: Annotated[float | None, _emulated("load_min", "Minutes of loading one.")] = None,
-    reschedule_min: Annotated[
-        float | None, _emulated("reschedule_min", "Minutes until a lost server is replaced.")
-    ] = None,
-    mtbf_hours: Annotated[
-        float | None,
-        _emulated("mtbf_hours", "What saves are planned by; else --hours / --failures."),
-    ] = None,
-    protection_percent: Annotated[
-        float | None,
-        _emulated("protection_percent", "What each parity adds to a step; else as measured here."),
-    ] = None,
-    seeds: Annotated[
-        int | None, _emulated("seeds", "Repeat with so many seeds, for intervals of 95 %.")
-    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             help="A folder for index.html, report.json, table.csv, overhead.png, quality.png."
         ),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Let --out replace files.")] = False,
 ) -> None:
     """Run one job under several strategies, with the same failures, and compare.
 
@@ -86,35 +63,35 @@ def compare_command(
     Exit codes: 0 done, 1 a run failed, 2 an option is wrong (nothing was started). A strategy that
     the failures stop is a line of the table.
     """
-    given = {
-        name: value for name, value in locals().items() if name in _NAMES and value is not None
-    }
     console = Console(highlight=False)
     try:
         emulation, job = Emulation(**given), Config.load(config, sets or ())
         names = _named(strategy or DEFAULT)
         prepare(emulation, job, names)
-        _make_folder(out)
+        _make_folder(out, force=force)
     except ConfigError as error:
         leave(EXIT_CONFIG, str(error))
-
-    def run(title: str, job: Config, schedule: Sequence[Event]) -> Outcome:
-        console.print(title)
-        with Display(console, title, job) as display:
-            return run_here(display, job, schedule)
-
-    try:
-        found = compare(emulation, job, names, run)
-    except KeyboardInterrupt:
-        leave(EXIT_INTERRUPTED, "interrupted; all processes were stopped")
-    except (PlanariaError, OSError) as error:
-        leave(EXIT_FAILED, str(error))
+    found = _run(console, emulation, job, names)
     show(console, found)
     if out is not None:
         _write(console, out, found)
     failed = [row.name for row in found.rows if not all(run.lost for run in row.stopped)]
     if failed:
         leave(EXIT_FAILED, f"runs of {', '.join(failed)} failed, see above; please report this")
+
+
+def _run(console: Console, emulation: Emulation, job: Config, names: Sequence[str]) -> Comparison:
+    def run(title: str, job: Config, schedule: Sequence[Event]) -> Outcome:
+        console.print(title)
+        with Display(console, title, job) as display:
+            return run_here(display, job, schedule)
+
+    try:
+        return compare(emulation, job, names, run)
+    except KeyboardInterrupt:
+        leave(EXIT_INTERRUPTED, "interrupted; all processes were stopped")
+    except (PlanariaError, OSError) as error:
+        leave(EXIT_FAILED, str(error))
 
 
 def _named(names: Sequence[str]) -> list[str]:
@@ -124,9 +101,11 @@ def _named(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _make_folder(out: Path | None) -> None:
+def _make_folder(out: Path | None, *, force: bool) -> None:
     if out is None:
         return
+    for name in FILES:
+        refuse_existing("--out", out / name, force=force)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -136,17 +115,18 @@ def _make_folder(out: Path | None) -> None:
 
 
 def _write(console: Console, out: Path, found: Comparison) -> None:
-    overhead, quality = overhead_png(found), quality_png(found)
-    page = as_page(found, {"overhead of each strategy": overhead, "AUC and lost samples": quality})
-    files = {
-        "report.json": msgspec.json.format(msgspec.json.encode(found.to_dict())) + b"\n",
-        "table.csv": as_csv(found).encode(),
-        "overhead.png": overhead,
-        "quality.png": quality,
-        "index.html": page.encode(),
-    }
+    origin, overhead, quality = Origin.now(), overhead_png(found), quality_png(found)
+    pictures = {"overhead of each strategy": overhead, "AUC and lost samples": quality}
+    report = {"made": asdict(origin), **found.to_dict()}
+    contents = (
+        msgspec.json.format(msgspec.json.encode(report)) + b"\n",
+        as_csv(found).encode(),
+        overhead,
+        quality,
+        as_page(found, pictures, origin).encode(),
+    )
     try:
-        for name, content in files.items():
+        for name, content in zip(FILES, contents, strict=True):
             write_atomically(out / name, content)
     except OSError as error:
         leave(EXIT_FAILED, f"the runs are done, but could not be written: {error}")

@@ -7,7 +7,8 @@ come at the same share of the way, and saves are as many steps apart as they wou
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from planaria.formulas import (
     partial_recovery_overhead,
     young_interval,
 )
+from planaria.planning.options import Option, check_options, require
 from planaria.schedule import Event, parse_kill, resolve
 
 MAX_FAILURES = 1000
@@ -55,36 +57,46 @@ STRATEGIES = {
 }
 
 
+_PANEL = "The emulated job"
+
+
 @dataclass(frozen=True)
 class Emulation:
     """The job that a run stands for. Make one and call `check`: the constructor checks nothing."""
 
-    hours: float = 50.0
-    failures: int = 5
-    lost: int = 1  # servers that each failure takes
-    save_min: float = 5.6
-    load_min: float = 0.4
-    reschedule_min: float = 5.0
-    mtbf_hours: float | None = None  # what saves are planned by; None: hours / failures
-    protection_percent: float | None = None  # of each parity; None: as measured
-    seeds: int = 1
+    hours: Annotated[float, Option("The job's length.", _PANEL, 0, LARGEST, above=True)] = 50.0
+    failures: Annotated[int, Option("How often servers fail.", _PANEL, 1, MAX_FAILURES)] = 5
+    lost: Annotated[int, Option("Servers that each failure takes.", _PANEL, 1, MAX_FAILURES)] = 1
+    save_min: Annotated[float, Option("Minutes of a save.", _PANEL, 0, LARGEST, above=True)] = 5.6
+    load_min: Annotated[float, Option("Minutes of loading one.", _PANEL, 0, LARGEST)] = 0.4
+    reschedule_min: Annotated[
+        float, Option("Minutes until a lost server is replaced.", _PANEL, 0, LARGEST)
+    ] = 5.0
+    mtbf_hours: Annotated[
+        float | None,
+        Option(
+            "What saves are planned by; else --hours / --failures.", _PANEL, 0, LARGEST, above=True
+        ),
+    ] = None
+    protection_percent: Annotated[
+        float | None,
+        Option("What each parity adds to a step; else measured, with --seeds.", _PANEL, 0, LARGEST),
+    ] = None
+    seeds: Annotated[
+        int, Option("Repeat with so many seeds, for intervals of 95 %.", _PANEL, 1, MAX_SEEDS)
+    ] = 1
 
     def check(self, job: Config) -> Emulation:
         """Itself, or a ConfigError that names the option; job: what is to be run."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None:
-                _check_number(field.name, value)
+        check_options(self)
         least = LEAST_STEPS_BETWEEN * (self.failures + 1)
         if job.steps < least:
             raise ConfigError(
                 f"steps: expected {least} or more for --failures {self.failures}, got {job.steps}; "
                 f"set it with --set steps={least}"
             )
-        if self.lost > job.servers:
-            raise ConfigError(
-                f"--lost: expected at most {job.servers}, the servers of the job, got {self.lost}"
-            )
+        most = f"at most {job.servers}, the servers of the job"
+        require(self.lost <= job.servers, "lost", most, self.lost)
         if job.seed + self.seeds > 2**64:
             raise ConfigError(f"seed: expected room for {self.seeds} seeds below 2^64")
         return self
@@ -196,18 +208,3 @@ def failure_steps(steps: int, failures: int, seed: int) -> list[int]:
     spread = steps - failures * free - max(free, steps // 10)
     reached = np.cumsum(gaps / gaps.sum())[:failures] * spread
     return [int(at) + (number + 1) * free for number, at in enumerate(reached)]
-
-
-def _check_number(name: str, value: float) -> None:
-    option = f"--{name.replace('_', '-')}"
-    if name in ("failures", "lost", "seeds"):
-        most = MAX_SEEDS if name == "seeds" else MAX_FAILURES
-        if not 1 <= value <= most:
-            raise ConfigError(f"{option}: expected a number from 1 to {most}, got {value}")
-    elif name in ("hours", "save_min", "mtbf_hours"):
-        if not 0 < value <= LARGEST:
-            raise ConfigError(
-                f"{option}: expected a number above 0, up to {LARGEST:g}, got {value:g}"
-            )
-    elif not 0 <= value <= LARGEST:
-        raise ConfigError(f"{option}: expected a number from 0 to {LARGEST:g}, got {value:g}")

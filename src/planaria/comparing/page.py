@@ -6,8 +6,15 @@ import base64
 from collections.abc import Mapping
 from html import escape
 
-from planaria.comparing.pictures import Cells, cost_cells, quality_cells, sentences
+from planaria.comparing.pictures import (
+    Cells,
+    cost_cells,
+    memory_cells,
+    quality_cells,
+    sentences,
+)
 from planaria.comparing.runs import Comparison
+from planaria.planning.machine import Origin
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
@@ -20,7 +27,7 @@ img { max-width: 100%; }
 """
 
 
-def as_page(comparison: Comparison, pictures: Mapping[str, bytes]) -> str:
+def as_page(comparison: Comparison, pictures: Mapping[str, bytes], origin: Origin) -> str:
     """pictures: PNGs by what they show."""
     parts = [
         "<!doctype html>",
@@ -28,9 +35,12 @@ def as_page(comparison: Comparison, pictures: Mapping[str, bytes]) -> str:
         '<meta name="viewport" content="width=device-width">',
         f"<title>Strategies compared</title><style>{STYLE}</style></head><body>",
         "<h1>Strategies compared</h1>",
+        f"<p><code>{escape(origin.command)}</code><br>{escape(origin.date)}; "
+        f"{escape(origin.machine.describe())}</p>",
         *(f"<p>{escape(sentence)}</p>" for sentence in sentences(comparison)),
         _table(cost_cells(comparison)),
         _table(quality_cells(comparison)),
+        _table(memory_cells(comparison)),
         *(_picture(shows, png) for shows, png in pictures.items()),
         "<h2>Failures</h2>",
         *(_schedule(comparison, number) for number in range(len(comparison.schedules))),

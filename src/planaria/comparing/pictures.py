@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from planaria.comparing.accounts import PARTS, Interval
+from planaria.comparing.accounts import MEASURED, PARTS, Interval, Protection
 from planaria.comparing.emulation import STRATEGIES
 from planaria.comparing.runs import UNDISTURBED, Comparison, Row
 
@@ -36,18 +36,48 @@ def cost_cells(comparison: Comparison) -> Cells:
     hours = comparison.emulation.hours
     lines = []
     for row in comparison.rows:
-        every = f"{row.every_hours:.2f} h" if row.every_steps else NOTHING
+        every = f"{row.every_hours:.2f}" if row.every_steps else NOTHING
         formula = NOTHING if row.formula is None else f"{100 * row.formula:.2f}"
         if (account := row.account) is None:
             parts = ["lost" if all(run.lost for run in row.stopped) else "failed"]
             parts += [NOTHING] * len(PARTS)
         else:
-            parts = [f"{100 * part / hours:.2f}" for part in (account.total, *astuple(account))]
+            shares = [f"{100 * part / hours:.2f}" for part in astuple(account)[:-1]]
+            parts = [_overhead(row, hours), *shares, _protection(row.protection)]
         lines.append((_name(row), every, *parts, formula))
     return Cells(
         f"overhead, % of {hours:g} h",
-        ("strategy", "saves every", "overhead", *(_words(part) for part in PARTS), "by formula"),
+        ("strategy", "saves every, h", "overhead", *(_words(part) for part in PARTS), "by formula"),
         tuple(lines),
+    )
+
+
+def _overhead(row: Row, hours: float) -> str:
+    """In percent; what was not measured is not in it."""
+    assert row.account is not None
+    more = ">" if row.protection.share is None else ""
+    return f"{more}{100 * row.account.total / hours:.2f}"
+
+
+def _protection(found: Protection) -> str:
+    """In percent, and how it is known."""
+    if (share := found.share) is None:
+        return found.source.replace(" ", "\n")
+    if not share.mean and share.error is None:
+        return "0.00"
+    error = "" if share.error is None else f"±{100 * share.error:.2f}"
+    return f"{100 * share.mean:.2f}{error}\n{found.source}"
+
+
+def memory_cells(comparison: Comparison) -> Cells:
+    parts = ("total", "records", "parity", "history", "priorities")
+    return Cells(
+        "memory of one server, MB, as computed",
+        ("strategy", *parts),
+        tuple(
+            (row.name, *(f"{getattr(row.memory, part) / 1e6:,.2f}" for part in parts))
+            for row in comparison.rows
+        ),
     )
 
 
@@ -115,10 +145,23 @@ def sentences(comparison: Comparison) -> list[str]:
                     f"{row.name}: {due - len(run.killed)} of {due} kills of seed {run.seed} came "
                     "too late for the run; give it more steps"
                 )
-    if emulation.protection_percent is None:
+    found += _on_protection(comparison)
+    return found
+
+
+def _on_protection(comparison: Comparison) -> list[str]:
+    """How far the column can be believed."""
+    found = []
+    if any(row.protection.source == MEASURED for row in comparison.rows):
         found.append(
-            "protection is measured on this machine, whose cores all processes share"
-            + _noise(comparison)
+            "protection is measured on this machine, whose cores all processes share: the mean of "
+            f"{comparison.emulation.seeds} seeds and its 95 % interval"
+        )
+    unknown = [row.name for row in comparison.rows if row.protection.share is None]
+    if unknown:
+        found.append(
+            f"{', '.join(unknown)}: the overhead is without protection, which one run cannot "
+            "measure; --seeds 3 or more measure it, --protection-percent says it, per parity"
         )
     return found
 
@@ -133,20 +176,8 @@ def _beyond(row: Row) -> str:
     return f"{row.name}: more was lost than {limits[kind]}; times that all rolled back: {times}"
 
 
-def _noise(comparison: Comparison) -> str:
-    """What the same measure says of strategies whose steps have nothing more to do than others."""
-    idle = [row for row in comparison.rows if not STRATEGIES[row.name].works_every_step]
-    found = [abs(share) for row in idle for share in row.slowdowns if share is not None]
-    if not found:
-        return ""
-    return (
-        f"; differences of {100 * max(found):.0f} % are noise, for so far off were steps that have "
-        "nothing to do for it"
-    )
-
-
 def show(console: Console, comparison: Comparison) -> None:
-    for cells in (cost_cells(comparison), quality_cells(comparison)):
+    for cells in (cost_cells(comparison), quality_cells(comparison), memory_cells(comparison)):
         console.print(_table(cells))
     console.print(bars(comparison))
     for sentence in sentences(comparison):
@@ -166,7 +197,7 @@ def bars(comparison: Comparison) -> Text:
         ends = _ends(astuple(account), longest)
         for part, start, end in zip(PARTS, [0, *ends], ends, strict=False):
             text.append(BLOCKS[part] * (end - start), COLOURS[part])
-        text.append(f" {100 * account.total / comparison.emulation.hours:.2f} %\n")
+        text.append(f" {_overhead(row, comparison.emulation.hours)} %\n")
     text.append(" " * (width + 1))
     for part in PARTS:
         text.append(BLOCKS[part], COLOURS[part])
@@ -209,7 +240,8 @@ def as_csv(comparison: Comparison) -> str:
     """One line per strategy; numbers as they are, empty where there are none."""
     columns: list[dict[str, Any]] = []
     for row in comparison.rows:
-        account, auc = row.account, row.difference("auc")
+        hours, auc = row.overhead_hours or {}, row.difference("auc")
+        share = row.protection.share
         entropy = row.difference("normalized_entropy")
         columns.append(
             {
@@ -218,8 +250,13 @@ def as_csv(comparison: Comparison) -> str:
                 "ended": len(row.ended),
                 "digests_equal": row.equal,
                 "saves_every_hours": row.every_hours or None,
-                "overhead_hours": account.total if account else None,
-                **{f"{part}_hours": getattr(account, part, None) for part in PARTS},
+                "overhead_hours": hours.get("total"),
+                **{f"{part}_hours": hours.get(part) for part in PARTS},
+                "protection_is": row.protection.source,
+                "protection_error_95_hours": (
+                    share.error * comparison.emulation.hours if share and share.error else None
+                ),
+                "memory_bytes": row.memory.total,
                 "overhead_by_formula_hours": (
                     None if row.formula is None else row.formula * comparison.emulation.hours
                 ),
@@ -254,7 +291,7 @@ def overhead_png(comparison: Comparison) -> bytes:
             share = 100 * cost / hours
             axes.barh(number, share, left=start, color=COLOURS[part])
             start += share
-        axes.text(start, number, f" {start:.2f} %", va="center")
+        axes.text(start, number, f" {_overhead(row, hours)} %", va="center")
         if row.formula is not None:
             axes.plot(100 * row.formula, number, "k|", markersize=18)
     for part in PARTS:

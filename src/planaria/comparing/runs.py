@@ -15,15 +15,19 @@ from planaria.cluster.supervisor import Event, Supervisor
 from planaria.comparing.accounts import (
     Account,
     Interval,
+    Protection,
     account_of,
     interval,
     mean_account,
+    protection_of,
     slowdown_of,
     step_seconds,
 )
 from planaria.comparing.emulation import STRATEGIES, Emulation
 from planaria.config import Config
 from planaria.errors import ClusterError, LossError, PlanariaError
+from planaria.planning.jobs import memory_of_job
+from planaria.planning.memory import Memory
 from planaria.schedule import Event as Scheduled
 
 UNDISTURBED = "undisturbed"
@@ -56,6 +60,8 @@ class Row:
     every_steps: int
     every_hours: float
     formula: float | None  # overhead as a share
+    memory: Memory  # of one server
+    protection: Protection
     outcomes: tuple[Outcome, ...]
     references: tuple[Outcome, ...]
     accounts: tuple[Account, ...]  # of the runs that reached the end
@@ -76,10 +82,14 @@ class Row:
         return sum(report["digest"] == other["digest"] for report, other in self.ended)
 
     @property
-    def slowdowns(self) -> list[float | None]:
-        """How much longer the steps of each run were than those of its reference, as a share."""
-        both = zip(self.outcomes, self.references, strict=True)
-        return [slowdown_of(run.step_s, other.step_s) for run, other in both]
+    def overhead_hours(self) -> dict[str, float] | None:
+        """By its parts; without what was not measured, which the total lacks as well."""
+        if (account := self.account) is None:
+            return None
+        hours = {**asdict(account), "total": account.total}
+        if self.protection.share is None:
+            del hours["protection"]
+        return hours
 
     @property
     def stopped(self) -> list[Outcome]:
@@ -100,12 +110,14 @@ class Row:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        account = self.account
+        slowdowns = _slowdowns(self.outcomes, self.references)
         return {
             "name": self.name,
             "checkpoint_every_steps": self.every_steps,
             "checkpoint_every_hours": self.every_hours,
-            "overhead_hours": account and {**asdict(account), "total": account.total},
+            "overhead_hours": self.overhead_hours,
+            "protection": self.protection,
+            "memory_bytes": {**asdict(self.memory), "total": self.memory.total},
             "overhead_by_formula": self.formula,
             "pls": self.mean("pls"),
             "auc": self.mean("auc"),
@@ -116,7 +128,7 @@ class Row:
             "digests_equal": self.equal,
             "outcomes": [
                 {**asdict(outcome), "slowdown_measured": slowdown}
-                for outcome, slowdown in zip(self.outcomes, self.slowdowns, strict=True)
+                for outcome, slowdown in zip(self.outcomes, slowdowns, strict=True)
             ],
             "accounts_hours": self.accounts,
         }
@@ -165,11 +177,13 @@ def compare(emulation: Emulation, job: Config, names: Sequence[str], run: Runner
     references: list[Outcome] = []
     outcomes: dict[str, list[Outcome]] = {name: [] for name in names}
     schedules: list[tuple[str, ...]] = []
-    for seed in seeds:
+    for turn, seed in enumerate(seeds):
         schedule = emulation.schedule(job, seed)
         schedules.append(tuple(map(str, schedule)))
         note = f", seed {seed}" if len(seeds) > 1 else ""
-        for name in (UNDISTURBED, *names):
+        order = (UNDISTURBED, *names)
+        # There and back: what drifts on the machine does not always fall to the same ones.
+        for name in order[::-1] if turn % 2 else order:
             number += 1
             # One folder per run, because a job refuses one that has checkpoints.
             with tempfile.TemporaryDirectory(prefix="planaria-saves-") as folder:
@@ -246,26 +260,28 @@ def _row(
 ) -> Row:
     strategy, hours_per_step = STRATEGIES[name], emulation.hours_per_step(job)
     every = emulation.every_steps(name, job)
-    accounts = [
-        account_of(
-            emulation,
-            strategy,
-            hours_per_step,
-            run.report,
-            slowdown_of(run.step_s, reference.step_s),
-        )
-        for run, reference in zip(outcomes, references, strict=True)
-        if run.ended
-    ]
+    protection = protection_of(emulation, strategy, _slowdowns(outcomes, references))
     return Row(
         name,
         every,
         every * hours_per_step,
         emulation.formula(name, job),
+        memory_of_job(emulation.config(name, job, job.seed, folder="saves")),
+        protection,
         tuple(outcomes),
         tuple(references),
-        tuple(accounts),
+        tuple(
+            account_of(emulation, strategy, hours_per_step, run.report, protection)
+            for run in outcomes
+            if run.ended
+        ),
     )
+
+
+def _slowdowns(runs: Sequence[Outcome], references: Sequence[Outcome]) -> list[float | None]:
+    """How much longer the steps of each run were than those of its reference, as a share."""
+    both = zip(runs, references, strict=True)
+    return [slowdown_of(run.step_s, other.step_s) for run, other in both]
 
 
 def _seeds(emulation: Emulation, job: Config) -> list[int]:

@@ -5,88 +5,159 @@ Names end with their unit. A cost that is not given follows from the bandwidths.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated
 
 from planaria.codes import MAX_K, MAX_R
 from planaria.errors import ConfigError
+from planaria.optimizers import NAMES as OPTIMIZERS
+from planaria.optimizers import Optimizer
+from planaria.planning.memory import VARIANTS, WORD
+from planaria.planning.options import Option, check_options, require
 
 MAX_SERVERS = 100_000
-MAX_HOURS = 10 * 8766.0
+LEAST_HOURS, MAX_HOURS = 1e-3, 10 * 8766.0
 MAX_FAILURES = 200_000  # of one job, on average: what fits into memory many times over
 FAILURES_IN_ALL = 1_000_000
 FEWEST_RUNS, MOST_RUNS = 50, 200
 FAILURES = ("auto", "exponential", "weibull", "gamma", "replay")
+SHAPED = ("weibull", "gamma")
+MAX_PARITY = MAX_R
+SECONDS = 1e9  # the most of a cost
+
+_JOB = "The job (else from JOB)"
+_MACHINES = "Bandwidths of one server"
+_COSTS = "Costs (else from the bandwidths, or --measure)"
+_FAILURES = "Failures"
+_BUDGETS = "Budgets"
+_SIMULATION = "The simulation"
+
+
+def _rate(text: str) -> Option:
+    return Option(text, _MACHINES, above=True)
+
+
+def _cost(text: str, most: float = SECONDS) -> Option:
+    return Option(text, _COSTS, 0, most)
 
 
 @dataclass(frozen=True)
 class PlanInputs:
     """Make one and call `check`: the constructor checks nothing."""
 
-    # the job
-    servers: int = 8
-    trainers: int = 8
-    hours: float = 720.0  # of training, were nothing to fail
-    model_gb: float = 1000.0  # all records: weights and optimizer state
-    touched_mb: float = 20.0  # records that one step changes, over all tables
-    step_seconds: float = 0.1
-    k: int | None = None
-    # bandwidths of one server
-    network_gb_per_s: float = 2.5
-    disk_gb_per_s: float = 0.5
-    memory_gb_per_s: float = 10.0
-    rebuild_gb_per_s: float | None = None  # the network's
-    # costs
-    save_seconds: float | None = None
-    load_seconds: float | None = None
-    restart_seconds: float = 300.0
-    protection_percent: float | None = None
-    pause_seconds: float = 1.0
-    rebuild_seconds: float | None = None
-    slowdown_percent: float = 10.0
-    backup_hours: float = 24.0
-    # failures
-    mtbf_hours: float = 28.0
-    failures: str = "auto"
-    shape: float = 1.0
-    burst_percent: float = 0.0
-    burst_servers: int = 2
-    trace_servers: int | None = None
-    # budgets
-    lost_samples_percent: float = 10.0
-    memory_budget_gb: float = math.inf
-    loss_percent: float = 1.0
-    # the simulation
-    runs: int | None = None  # as many as `runs_for` says
-    seed: int = 0
+    servers: Annotated[int, Option("Embedding servers.", _JOB, 1, MAX_SERVERS)] = 8
+    trainers: Annotated[
+        int, Option("Trainers; they idle when the job does.", _JOB, 1, MAX_SERVERS)
+    ] = 8
+    hours: Annotated[
+        float, Option("The job's length, were nothing to fail.", _JOB, LEAST_HOURS, MAX_HOURS)
+    ] = 720.0
+    model_gb: Annotated[
+        float, Option("All records: weights, optimizer state.", _JOB, above=True)
+    ] = 1000.0
+    dim: Annotated[int, Option("Weights of a row.", _JOB, 1, 2**16)] = 64
+    optimizer: Annotated[
+        str, Option("Whose state a record has beside its weights.", _JOB, names=OPTIMIZERS)
+    ] = "adagrad"
+    touched_mb: Annotated[float, Option("Records that one step changes.", _JOB, above=True)] = 20.0
+    step_seconds: Annotated[float, Option("One step, unprotected.", _JOB, above=True)] = 0.1
+    k: Annotated[
+        int | None, Option("Data records per stripe; else it follows.", _JOB, 1, MAX_K)
+    ] = None
+    history_steps: Annotated[
+        int, Option("Whose deltas a server keeps: history.steps.", _JOB, 1, 1024)
+    ] = 2
+    cpr_variant: Annotated[
+        str, Option("How partial recovery chooses the rows it saves.", _JOB, names=VARIANTS)
+    ] = "vanilla"
+    rho: Annotated[
+        float, Option("The share of the rows that a save of it has.", _JOB, 0, 1, above=True)
+    ] = 0.125
+    network_gb_per_s: Annotated[float, _rate("Network.")] = 2.5
+    disk_gb_per_s: Annotated[float, _rate("To the checkpoints.")] = 0.5
+    memory_gb_per_s: Annotated[float, _rate("A copy in memory.")] = 10.0
+    rebuild_gb_per_s: Annotated[
+        float | None, _rate("Decoding a lost server; else the network's.")
+    ] = None
+    save_seconds: Annotated[float | None, _cost("One synchronous save.")] = None
+    load_seconds: Annotated[float | None, _cost("Loading a checkpoint.")] = None
+    restart_seconds: Annotated[float, _cost("Rescheduling after a failure.")] = 300.0
+    protection_percent: Annotated[
+        float | None, _cost("How much longer a step takes per parity.", 1e4)
+    ] = None
+    pause_seconds: Annotated[float, _cost("From a death until training goes on, with erasure.")] = (
+        1.0
+    )
+    rebuild_seconds: Annotated[float | None, _cost("Until it is whole.")] = None
+    slowdown_percent: Annotated[float, _cost("How much slower training is until then.", 100)] = 10.0
+    backup_hours: Annotated[
+        float, Option("Between the checkpoints beneath erasure.", _COSTS, above=True)
+    ] = 24.0
+    mtbf_hours: Annotated[
+        float,
+        Option("Between failures of any server of the job, on average.", _FAILURES, 1e-3, 1e9),
+    ] = 28.0
+    trace_servers: Annotated[
+        int | None,
+        Option(
+            "Servers of the trace's cluster; else those that failed.", _FAILURES, 1, MAX_SERVERS
+        ),
+    ] = None
+    failures: Annotated[
+        str,
+        Option(
+            "What the simulation draws: exponential, weibull, gamma (fitted, with a trace) or "
+            "replay. auto: replay with a trace, else exponential.",
+            _FAILURES,
+            names=FAILURES,
+        ),
+    ] = "auto"
+    shape: Annotated[
+        float | None,
+        Option(
+            "Of --failures weibull or gamma, without a trace; below 1 is bursty.",
+            _FAILURES,
+            0.1,
+            20,
+        ),
+    ] = None
+    burst_percent: Annotated[
+        float, Option("Share of failures that take several servers at once.", _FAILURES, 0, 100)
+    ] = 0.0
+    burst_servers: Annotated[
+        int | None, Option("How many those take; else 2.", _FAILURES, 1, MAX_SERVERS)
+    ] = None
+    lost_samples_percent: Annotated[
+        float, Option("Accuracy: the share of samples that may be lost (PLS).", _BUDGETS, 0, 100)
+    ] = 0.0
+    memory_budget_gb: Annotated[float | None, Option("Of one server.", _BUDGETS, above=True)] = None
+    loss_percent: Annotated[
+        float, Option("The chance that erasure loses more than it bears.", _BUDGETS, 0, 100)
+    ] = 1.0
+    runs: Annotated[
+        int | None, Option("Simulated runs; else 50 to 200.", _SIMULATION, 2, 100_000)
+    ] = None
+    seed: Annotated[int, Option("Of the simulation.", _SIMULATION, 0, 2**63)] = 0
 
     def check(self) -> PlanInputs:
         """Itself, or a ConfigError that names the option."""
-        for limited in fields(self):
-            value = getattr(self, limited.name)
-            if value is None or limited.name == "failures":
-                continue
-            if limited.name in _LIMITS:
-                least, most = _LIMITS[limited.name]
-                good = least <= value <= most
-                expected = f"a number from {least:g} to {most:g}"
-            else:
-                good = 0 < value < math.inf or (value == math.inf and limited.name in _NO_LIMIT)
-                expected = "a number above 0"
-            _require(good, limited.name, expected, value)
-        _require(
-            self.failures in FAILURES, "failures", f"one of {', '.join(FAILURES)}", self.failures
-        )
+        check_options(self)
         # 100 % would mean that a rebuild stops training for good.
-        _require(
-            self.slowdown_percent < 100, "slowdown_percent", "below 100", self.slowdown_percent
-        )
-        _require(
-            self.burst_percent == 0 or self.burst_servers <= self.servers,
-            "burst_servers",
-            f"at most --servers, {self.servers}",
-            self.burst_servers,
-        )
+        require(self.slowdown_percent < 100, "slowdown_percent", "below 100", self.slowdown_percent)
+        if self.shape is not None and self.failures not in SHAPED:
+            raise ConfigError(
+                "--shape: it is the shape of weibull or gamma failures; add --failures weibull or "
+                f"--failures gamma, for these are {self.failures}"
+            )
+        if self.burst_servers is not None:
+            if self.burst_percent == 0:
+                raise ConfigError("--burst-servers: add --burst-percent, how many failures do that")
+            require(
+                self.burst_servers <= self.servers,
+                "burst_servers",
+                f"at most --servers, {self.servers}",
+                self.burst_servers,
+            )
         return self
 
     # ------------------------------------------------------------------ what follows
@@ -95,6 +166,10 @@ class PlanInputs:
     def server_gb(self) -> float:
         """The records of one server, without protection."""
         return self.model_gb / self.servers
+
+    @property
+    def server_rows(self) -> float:
+        return self.server_gb * 1e9 / (WORD * Optimizer(self.optimizer).record_words(self.dim))
 
     @property
     def save_hours(self) -> float:
@@ -114,6 +189,13 @@ class PlanInputs:
     def repair_hours(self) -> float:
         """Loading and rescheduling."""
         return self.load_hours + self.restart_seconds / 3600
+
+    @property
+    def burst_sizes(self) -> tuple[int, ...]:
+        """Servers that a failure takes: one of these, each as likely as the others."""
+        bursts = round(self.burst_percent)
+        several = min(2, self.servers) if self.burst_servers is None else self.burst_servers
+        return (several,) * bursts + (1,) * (100 - bursts) if bursts else (1,)
 
     def runs_for(self, mtbf: float) -> int:
         """A run with many failures says as much as many runs with few."""
@@ -135,36 +217,5 @@ class PlanInputs:
         return _given_or(self.rebuild_seconds, self.server_gb * reads / rate) / 3600
 
 
-_LIMITS = {
-    "servers": (1, MAX_SERVERS),
-    "trainers": (1, MAX_SERVERS),
-    "hours": (1e-3, MAX_HOURS),
-    "k": (1, MAX_K),
-    "save_seconds": (0, 1e9),
-    "load_seconds": (0, 1e9),
-    "restart_seconds": (0, 1e9),
-    "protection_percent": (0, 1e4),
-    "pause_seconds": (0, 1e9),
-    "rebuild_seconds": (0, 1e9),
-    "slowdown_percent": (0, 100),
-    "mtbf_hours": (1e-3, 1e9),
-    "shape": (0.1, 20),
-    "burst_percent": (0, 100),
-    "burst_servers": (1, MAX_SERVERS),
-    "trace_servers": (1, MAX_SERVERS),
-    "lost_samples_percent": (0, 100),
-    "loss_percent": (0, 100),
-    "runs": (2, 100_000),
-    "seed": (0, 2**63),
-}
-_NO_LIMIT = ("memory_budget_gb",)
-MAX_PARITY = MAX_R
-
-
 def _given_or(given: float | None, otherwise: float) -> float:
     return otherwise if given is None else given
-
-
-def _require(holds: bool, name: str, expected: str, value: object) -> None:
-    if not holds:
-        raise ConfigError(f"--{name.replace('_', '-')}: expected {expected}, got {value}")

@@ -1,7 +1,8 @@
 """Costs measured here, by short runs of a real job and a bounded write to the disk.
 
 All processes share this machine, so a job without a network of its own looks slower, and
-protection dearer, than on a cluster. What is measured replaces a default, never what was given.
+protection dearer, than on a cluster; whoever reads the plan is told. What is measured replaces a
+default, never what was given.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from planaria.cluster.run import JobRun
 from planaria.config import CheckpointConfig, Config
 from planaria.errors import ClusterError
+from planaria.planning.machine import Machine
 from planaria.schedule import Event, parse_kill, resolve
 
 STEPS = 120
@@ -27,6 +29,25 @@ DISK_MB = 64
 MEMORY_MB = 64
 
 Runner = Callable[[Config, Sequence[Event]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    costs: dict[str, float]  # inputs of a plan, by name
+    job: Config  # that was run
+    machine: Machine
+
+    def sentence(self, servers: int) -> str:
+        """What it was measured on, for a plan of so many servers."""
+        job = self.job
+        processes = job.servers + job.spares + job.ranks + 1  # and the coordinator
+        shared = "one core" if self.machine.cores == 1 else f"{self.machine.cores} cores"
+        return (
+            f"measured here: {processes} processes, {job.servers} of them servers, shared {shared} "
+            f"({self.machine.cpu}). The plan has {servers:,} servers and takes each for as fast as "
+            "one of those: with cores of their own, steps and rebuilds are faster, and protection "
+            "costs less"
+        )
 
 
 def run_here(config: Config, schedule: Sequence[Event]) -> dict[str, Any]:
@@ -60,8 +81,8 @@ def measure(
     folder: Path | None = None,
     run: Runner = run_here,
     observe: Callable[[str], None] = lambda what: None,
-) -> dict[str, float]:
-    """Inputs of a plan, by name. `folder` is where checkpoints would go; else a temporary one."""
+) -> Measurement:
+    """The costs of a plan. `folder` is where checkpoints would go; else a temporary one."""
     protected = short_job(base, servers, trainers)
     observe("training without protection")
     plain = _samples_per_s(run(replace(protected, strategy="none"), []))
@@ -71,13 +92,14 @@ def measure(
     kill = resolve([parse_kill(f"server:any@{STEPS // 2}")], protected)
     failures = run(protected, kill)["failures"]
     observe("writing to the disk and copying memory")
-    return {
+    costs = {
         "step_seconds": protected.batch / plain,
         "protection_percent": max(plain / undisturbed - 1, 0.0) * 100 / protected.r,
         "disk_gb_per_s": disk_gb_per_s(folder),
         "memory_gb_per_s": memory_gb_per_s(),
         **_recovery(failures, undisturbed),
     }
+    return Measurement(costs, protected, Machine.here())
 
 
 def _samples_per_s(report: dict[str, Any]) -> float:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from planaria.planning.plan import Estimate, Plan
+from planaria.planning.choosing import Estimate, lost_text, short
+from planaria.planning.memory import VARIANTS
+from planaria.planning.plan import Recommendation
 from planaria.planning.simulation import Interval, Simulated
+from planaria.planning.strategies import memory
 
 BAR_WIDTH = 40
 LEAST_SHOWN = 1e-4  # overheads below this are one dot of a bar
@@ -18,17 +22,20 @@ MOST_SHOWN = 1e3  # overheads above this are called what they are
 COLOURS = {"none": "#999999", "erasure": "#2a7f62", "checkpoint": "#c8553d", "cpr": "#3d6fc8"}
 
 
-def show_plan(console: Console, plan: Plan) -> None:
+def show_plan(console: Console, plan: Recommendation) -> None:
+    for note in plan.notes:
+        console.print(note, markup=False, soft_wrap=True)
     if plan.findings:
         for sentence in plan.findings.sentences():
             console.print(f"trace: {sentence}", soft_wrap=True)
     inputs = plan.inputs
     console.print(
-        f"{inputs.servers:,} servers, {inputs.trainers:,} trainers, {inputs.hours:,g} h, a failure "
-        f"every {plan.mtbf_hours:,.3g} h; the whole job was simulated with {plan.failures}",
+        f"{inputs.servers:,} servers, {inputs.trainers:,} trainers, {inputs.hours:,.4g} h, a "
+        f"failure every {plan.mtbf_hours:,.3g} h; the whole job was simulated with {plan.failures}",
         soft_wrap=True,
     )
     console.print(_table(plan))
+    console.print(_variants(plan), soft_wrap=True)
     console.print(_bars(plan))
     for name in plan.left_out:
         console.print(f"left out: {name}", soft_wrap=True)
@@ -40,11 +47,13 @@ def show_plan(console: Console, plan: Plan) -> None:
         console.print(f"  {reason}", markup=False, soft_wrap=True)
 
 
-def _table(plan: Plan) -> Table:
+def _table(plan: Recommendation) -> Table:
     """As narrow as a terminal of 80 columns."""
+    unit, in_unit = _memory_unit(plan)
     caption = (
-        "overheads: % of the job's length, ± 99 %; GB and MB/s: of one server; beyond r: the "
-        "chance to lose more servers of a group at once than the strategy bears"
+        f"overheads: % of the job's length, ± 99 %; {unit}: the memory of one server, with parity, "
+        "history and copies; MB/s: of one server; beyond r: the chance to lose more servers of a "
+        "group at once than the strategy bears"
     )
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, caption=caption)
     table.add_column("\nstrategy", no_wrap=True)
@@ -53,38 +62,53 @@ def _table(plan: Plan) -> Table:
         "formula\nsimulated",
         "whole job\nsimulated",
         "saves\nevery",
-        "\nGB",
+        f"\n{unit}",
         "\nMB/s",
         "samples\nlost, %",
         "beyond\nr, %",
     ):
         table.add_column(name, justify="right", no_wrap=True)
     for found in plan.estimates:
-        interval = found.behaviour.interval
         table.add_row(
             found.name,
             percent(found.formula),
             _overhead(found.checked),
             _overhead(found.whole),
-            f"{_short(interval)} h" if math.isfinite(interval) else "-",
-            _short(found.memory_gb),
-            _short(found.bandwidth_mb_per_s),
-            _short(100 * found.whole.pls.mean),
+            _every(found.behaviour.interval),
+            short(found.memory.total / in_unit),
+            short(found.bandwidth_mb_per_s),
+            lost_text(found.lost_samples),
             _chance(plan, found),
             style="bold green" if found.name == plan.recommended else "dim" * bool(found.refused),
         )
     return table
 
 
+def _memory_unit(plan: Recommendation) -> tuple[str, float]:
+    most = max(found.memory.total for found in plan.estimates)
+    return ("GB", 1e9) if most >= 1e9 else ("MB", 1e6)
+
+
+def _every(hours: float) -> str:
+    if not math.isfinite(hours):
+        return "-"
+    return f"{short(hours)} h" if hours >= 0.1 else f"{short(3600 * hours)} s"
+
+
+def _variants(plan: Recommendation) -> str:
+    """Partial recovery's memory depends on how it chooses rows; the table has one way."""
+    of_cpr = next(row.behaviour for row in plan.estimates if row.behaviour.kind == "cpr")
+    unit, in_unit = _memory_unit(plan)
+    bytes_of = {
+        variant: memory(replace(plan.inputs, cpr_variant=variant), of_cpr).total
+        for variant in VARIANTS
+    }
+    memories = [f"{variant} {short(size / in_unit)}" for variant, size in bytes_of.items()]
+    return f"{unit} of cpr by --cpr-variant: {', '.join(memories)}"
+
+
 def percent(share: float) -> str:
-    return _short(100 * share) if share < MOST_SHOWN else "never"
-
-
-def _short(number: float) -> str:
-    """Three digits of what is large, two behind the point, one of what is tiny."""
-    if abs(number) < 0.01 or not math.isfinite(number):
-        return f"{number:.1g}"
-    return f"{number:,.{max(0, min(2, 2 - math.floor(math.log10(abs(number)))))}f}"
+    return short(100 * share) if share < MOST_SHOWN else "never"
 
 
 def _overhead(found: Simulated) -> str:
@@ -96,7 +120,7 @@ def _with_error(found: Interval) -> str:
     return f"{100 * found.mean:,.{digits}f}±{100 * found.error:.{digits}f}"
 
 
-def _chance(plan: Plan, found: Estimate) -> str:
+def _chance(plan: Recommendation, found: Estimate) -> str:
     """What the runs show; where none did, the formula if it applies, else what they exclude."""
     seen = found.whole.exceeded
     if seen.mean:
@@ -104,7 +128,7 @@ def _chance(plan: Plan, found: Estimate) -> str:
     return f"{100 * found.exceeded:.1g}" if plan.formula_applies else f"<{100 * seen.error:.2g}"
 
 
-def _bars(plan: Plan) -> Text:
+def _bars(plan: Recommendation) -> Text:
     """Overheads of the whole job, on a logarithmic scale: they differ by orders of magnitude."""
     shares = [max(found.whole.overhead.mean, LEAST_SHOWN) for found in plan.estimates]
     longest = math.log(max(shares) / LEAST_SHOWN) or 1.0
@@ -120,7 +144,7 @@ def _bars(plan: Plan) -> Text:
     return text
 
 
-def write_png(plan: Plan, path: Path) -> None:
+def write_png(plan: Recommendation, path: Path) -> None:
     """Overhead with its interval, formula beside it; and overhead against memory."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import, needed only here
     from matplotlib.figure import Figure

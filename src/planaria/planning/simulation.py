@@ -156,6 +156,10 @@ class Interval:
     def holds(self, value: float) -> bool:
         return abs(value - self.mean) <= self.error
 
+    def exceeds(self, value: float) -> bool:
+        """Whether the true mean is above, as far as can be told; rounding is no excess."""
+        return self.mean - self.error > value * (1 + 1e-9)
+
     @classmethod
     def of(cls, values: Sequence[float]) -> Interval:
         if len(values) < 2:

@@ -1,0 +1,154 @@
+"""Which strategy to take: what the budgets rule out, what costs least, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planaria.planning.inputs import PlanInputs
+from planaria.planning.memory import Memory
+from planaria.planning.simulation import HORIZONS, Behaviour, Interval, Simulated
+from planaria.planning.strategies import OFFERED_LOSS_PERCENT
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One row of the table. Overheads, chances and lost samples are shares, not percent."""
+
+    name: str
+    behaviour: Behaviour
+    formula: float  # overhead
+    checked: Simulated  # failures and charges as the formula has them
+    whole: Simulated  # the whole job
+    memory: Memory  # of one server
+    bandwidth_mb_per_s: float  # of one server, for the strategy alone
+    exceeded: float  # the chance to lose more than r servers of a group at once
+    machine_hours_lost: float
+    refused: tuple[str, ...] = ()  # why it is out of the question
+
+    @property
+    def memory_gb(self) -> float:
+        return self.memory.total / 1e9
+
+    @property
+    def lost_samples(self) -> Interval:
+        """What the table shows, the verdict goes by and the reason names."""
+        return self.whole.pls
+
+
+def refusals(inputs: PlanInputs, found: Estimate) -> tuple[str, ...]:
+    """The budgets that a strategy does not keep; none, and it can be taken."""
+    reasons = []
+    if found.whole.unfinished:
+        reasons.append(
+            f"{found.whole.unfinished} of {found.whole.runs} runs had not ended after "
+            f"{HORIZONS[-1]:g} times the job's length"
+        )
+    budget_gb = inputs.memory_budget_gb
+    if budget_gb is not None and found.memory_gb > budget_gb:
+        reasons.append(
+            f"needs {found.memory_gb:,.1f} GB a server; the budget is {budget_gb:,.1f} GB"
+        )
+    if loses_too_much(inputs, found):
+        reasons.append(
+            f"loses {lost_text(found.lost_samples)} % of the samples; the budget is "
+            f"{inputs.lost_samples_percent:g} %"
+        )
+    if found.behaviour.kind == "erasure":
+        # A rare loss may not show in any run; the formula sees it, but no bursts.
+        chance = max(found.exceeded, found.whole.exceeded.mean)
+        if chance > inputs.loss_percent / 100:
+            reasons.append(
+                f"loses more than {found.behaviour.r} at once with a chance of "
+                f"{100 * chance:.2g} %; the budget is {inputs.loss_percent:g} %"
+            )
+    return tuple(reasons)
+
+
+def loses_too_much(inputs: PlanInputs, found: Estimate) -> bool:
+    """Where none may be lost, whatever loses any. Else what the simulation says is over the budget:
+    one that plans to spend it exactly is over it in every second simulation by chance.
+    """
+    if inputs.lost_samples_percent == 0:
+        return found.behaviour.kind == "cpr"
+    return found.lost_samples.exceeds(inputs.lost_samples_percent / 100)
+
+
+def choose(
+    inputs: PlanInputs, estimates: Sequence[Estimate], present: str | None = None
+) -> tuple[str | None, tuple[str, ...]]:
+    """The least overhead of the whole job among what the budgets allow, and the reasons.
+
+    present: the strategy that the job has now.
+    """
+    allowed = [found for found in estimates if not found.refused]
+    refused = [f"{found.name}: {'; '.join(found.refused)}" for found in estimates if found.refused]
+    if not allowed:
+        return None, ("no strategy is within the budgets", *_offer(inputs, estimates), *refused)
+    ranked = sorted(allowed, key=_overhead)
+    best = ranked[0]
+    reasons = [
+        f"{best.name} costs least of what the budgets allow: "
+        f"{100 * _overhead(best):.2f} % of the job, "
+        f"{best.machine_hours_lost:,.0f} machine-hours",
+        *_offer(inputs, estimates, best),
+    ]
+    if best.behaviour.kind == "cpr":
+        reasons.append(
+            f"{best.name} loses {lost_text(best.lost_samples)} % of the samples; the budget is "
+            f"{inputs.lost_samples_percent:g} %"
+        )
+    if present is not None:
+        reasons.append(f"the job as it is has {present}")
+    for other in ranked[1:]:
+        more = _overhead(other) - _overhead(best)
+        close = more <= other.whole.overhead.error + best.whole.overhead.error
+        note = ", which the simulation cannot tell apart; more --runs can" if close else ""
+        reasons.append(f"{other.name}: {100 * more:.2f} points more{note}")
+    return best.name, (*reasons, *refused)
+
+
+def _offer(
+    inputs: PlanInputs, estimates: Sequence[Estimate], best: Estimate | None = None
+) -> list[str]:
+    """What a loss of samples would buy, where none may be lost."""
+    if inputs.lost_samples_percent:
+        return []
+    allowing = replace(inputs, lost_samples_percent=OFFERED_LOSS_PERCENT)
+    cheapest = min(
+        (
+            found
+            for found in estimates
+            if found.behaviour.kind == "cpr" and not refusals(allowing, found)
+        ),
+        key=_overhead,
+        default=None,
+    )
+    if cheapest is None:
+        return []
+    offer = (
+        f"with --lost-samples-percent {OFFERED_LOSS_PERCENT:g}, {cheapest.name} would cost "
+        f"{100 * _overhead(cheapest):.2f} % of the job"
+    )
+    if best is None:
+        return [offer]
+    if _overhead(cheapest) >= _overhead(best):
+        return [f"a loss of samples would buy nothing: {offer}"]
+    return [f"{offer} instead of {100 * _overhead(best):.2f} %"]
+
+
+def _overhead(found: Estimate) -> float:
+    return found.whole.overhead.mean
+
+
+def lost_text(pls: Interval) -> str:
+    """Lost samples in percent, as everything prints them that speaks of them."""
+    return short(100 * pls.mean)
+
+
+def short(number: float) -> str:
+    """Three digits of what is large, two behind the point, one of what is tiny."""
+    if abs(number) < 0.01 or not math.isfinite(number):
+        return f"{number:.1g}"
+    return f"{number:,.{max(0, min(2, 2 - math.floor(math.log10(abs(number)))))}f}"
