@@ -159,9 +159,9 @@ def _steps_or_seconds(config: Config) -> str | None:
 @_looks_at("strategy", "checkpoint.path", "checkpoint.every_steps", "checkpoint.every_s")
 def _saves_have_a_folder(config: Config) -> str | None:
     chosen = config.checkpoint
-    if chosen.path is not None or not (chosen.saves or config.strategy == "cpr"):
+    if chosen.path is not None or not (chosen.saves or config.survival.partial):
         return None
-    if config.strategy == "cpr":
+    if config.survival.partial:
         why = "strategy is cpr"
     elif chosen.every_steps:
         why = f"checkpoint.every_steps is {chosen.every_steps}"

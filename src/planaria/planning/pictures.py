@@ -30,8 +30,8 @@ def show_plan(console: Console, plan: Recommendation) -> None:
             console.print(f"trace: {sentence}", soft_wrap=True)
     inputs = plan.inputs
     console.print(
-        f"{inputs.servers:,} servers, {inputs.trainers:,} trainers, {inputs.hours:,.4g} h, a failure "
-        f"every {plan.mtbf_hours:,.3g} h; the whole job was simulated with {plan.failures}",
+        f"{inputs.servers:,} servers, {inputs.trainers:,} trainers, {inputs.hours:,.4g} h, a "
+        f"failure every {plan.mtbf_hours:,.3g} h; the whole job was simulated with {plan.failures}",
         soft_wrap=True,
     )
     console.print(_table(plan))
@@ -49,13 +49,13 @@ def show_plan(console: Console, plan: Recommendation) -> None:
 
 def _table(plan: Recommendation) -> Table:
     """As narrow as a terminal of 80 columns."""
+    unit, in_unit = _memory_unit(plan)
     caption = (
-        f"overheads: % of the job's length, ± 99 %; {_memory_unit(plan)[0]}: the memory of one server, with parity, "
+        f"overheads: % of the job's length, ± 99 %; {unit}: the memory of one server, with parity, "
         "history and copies; MB/s: of one server; beyond r: the chance to lose more servers of a "
         "group at once than the strategy bears"
     )
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, caption=caption)
-    unit, in_unit = _memory_unit(plan)
     table.add_column("\nstrategy", no_wrap=True)
     for name in (
         "\nformula",
