@@ -92,7 +92,9 @@ class Display:
     def _panel(self, progress: Progress) -> RenderableType:
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
-            self.title, ProgressBar(self.config.steps, progress.step, width=20), _memory(self.config)
+            self.title,
+            ProgressBar(self.config.steps, progress.step, width=20),
+            _memory(self.config),
         )
         facts = Text(", ".join(self._facts(progress)), no_wrap=True, overflow="ellipsis")
         processes = Text(no_wrap=True, overflow="ellipsis")

@@ -1,9 +1,9 @@
 """How a job survives failures: one object per strategy, which the rest of Planaria asks.
 
-    none         nothing is kept: a lost server ends the job
-    erasure      parity on the other servers; beyond what it bears, the last checkpoint
-    checkpoint   at a failure all roll back to the last checkpoint, to the beginning if need be
-    cpr          a lost server alone goes back to its last save; the others go on
+none         nothing is kept: a lost server ends the job
+erasure      parity on the other servers; beyond what it bears, the last checkpoint
+checkpoint   at a failure all roll back to the last checkpoint, to the beginning if need be
+cpr          a lost server alone goes back to its last save; the others go on
 """
 
 from __future__ import annotations

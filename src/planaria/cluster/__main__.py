@@ -17,7 +17,12 @@ from typing import NoReturn
 from planaria.cluster.files import JobFiles
 from planaria.cluster.nursery import serve
 from planaria.cluster.transport import raise_descriptor_limit
-from planaria.control.supervising import EXIT_DONE, EXIT_FAILED, EXIT_FENCED, EXIT_ORPHAN, EXIT_REFUSED
+from planaria.control.supervising import (
+    EXIT_FAILED,
+    EXIT_FENCED,
+    EXIT_ORPHAN,
+    EXIT_REFUSED,
+)
 from planaria.coordinator.machine import FENCED
 from planaria.errors import CheckpointError, DataError
 from planaria.wire.messages import Member

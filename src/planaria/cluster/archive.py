@@ -41,7 +41,7 @@ Outcome: TypeAlias = Published | NotPublished | NotRemoved
 
 
 class Archive:
-    """Does what a SaveMachine asks for, in order. `descriptor` is readable when something is done."""
+    """Does what a SaveMachine asks for, in order. `descriptor` is readable when some is done."""
 
     def __init__(self, config: Config, job: str, lease: Lease | None) -> None:
         self.config = config

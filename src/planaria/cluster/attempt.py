@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
 import zmq
 
 from planaria.cluster.archive import Archive
@@ -263,7 +264,7 @@ class Attempt:
                 address = self.files.folder / "coordinator.address"
                 write_atomically(address, what.address.encode())
             case Ready() if what.fingerprint is not None:
-                self._compare(member, Fingerprint.parse(what.fingerprint))
+                self._compare(member, what.fingerprint)
             case StepDone():
                 self.losses.on_step(what)
                 if what.rank == 0:
@@ -318,7 +319,7 @@ class Attempt:
                 self.note(f"{member}: {line}")
         except ExactnessError as error:
             self.machine.verdict = self.machine.verdict or Verdict(f"{member}: {error}")
-        self.saves.extra["fingerprint"] = self.fingerprint.to_dict()
+        self.saves.extra["fingerprint"] = msgspec.to_builtins(self.fingerprint)
 
     # ------------------------------------------------------------------ saving, and leaving
 

@@ -58,8 +58,6 @@ class JobEvent:
     what: Told | Failure | Started | Exited | Struck | Note | RolledBack
 
 
-
-
 class Observer(Protocol):
     def on_event(self, event: JobEvent, processes: Attempt) -> None: ...
     def on_tick(self, now: float, processes: Attempt) -> None: ...

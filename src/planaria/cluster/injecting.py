@@ -15,9 +15,7 @@ from planaria.wire.messages import Member
 class Injector(Watcher):
     """An observer that strikes. hold: while it says so, what is due waits."""
 
-    def __init__(
-        self, schedule: Sequence[Fault], hold: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, schedule: Sequence[Fault], hold: Callable[[], bool] = lambda: False) -> None:
         self.pending = sorted(schedule, key=lambda fault: fault.step)
         self.done: list[tuple[Fault, int]] = []  # and the step at which it was done
         self._hold = hold

@@ -1,4 +1,4 @@
-"""What a job came to: lines while it runs, and the report in the end; docs/report.md explains it."""
+"""What a job came to: lines while it runs, and in the end the report of docs/report.md."""
 
 from __future__ import annotations
 
@@ -173,9 +173,7 @@ class Reporter(Watcher):
             return
         place = struck.number if struck.who.startswith("server") else None
         self.progress.failures.append(
-            Disturbance(
-                struck.who, struck.step, struck.how, True, at, member=member, place=place
-            )
+            Disturbance(struck.who, struck.step, struck.how, True, at, member=member, place=place)
         )
         self.say(f"{struck.who} {struck.how} at step {struck.step}")
 
@@ -274,11 +272,13 @@ class Reporter(Watcher):
             for first in sorted(self.held_out[rank]):
                 part = self.held_out[rank][first]
                 evaluation.add(part.labels, part.logits)
-        found = evaluation.measure()
+        labels = evaluation.labels
+        judged = len(labels) > 0 and labels.min() != labels.max()
+        found = evaluation.measure() if judged else None
         return {
-            "auc": found.auc,
-            "normalized_entropy": found.normalized_entropy,
-            "test_samples": evaluation.samples,
+            "auc": found and found.auc,
+            "normalized_entropy": found and found.normalized_entropy,
+            "test_samples": len(evaluation),
         }
 
     def _samples_per_s(self, since: float = 0.0, until: float = float("inf")) -> float | None:

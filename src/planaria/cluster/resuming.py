@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
+
 from planaria.checkpoints import RAW_BITS, Checkpoint, Found, Manifest, latest
 from planaria.cluster.archive import is_mixed
 from planaria.config import Config
@@ -87,7 +89,7 @@ def _resume(config: Config, folder: str, found: Found) -> Resumption:
         float(extra.get("pls", 0)),
         float(extra.get("pls_updates", 0)),
         manifest.job,
-        Fingerprint.from_dict(extra["fingerprint"]) if "fingerprint" in extra else None,
+        msgspec.convert(extra["fingerprint"], Fingerprint) if "fingerprint" in extra else None,
     )
 
 

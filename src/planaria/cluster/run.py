@@ -190,7 +190,7 @@ class JobRun:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Ctrl-C, and whatever else would raise KeyboardInterrupt, is a request; twice, an order."""
+        """Ctrl-C, and whatever else raises KeyboardInterrupt, is a request; twice, an order."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from planaria.cluster.node import IDLE_MS, MemberNode
 from planaria.cluster.parts import PartSaver, SavedDense, read_dense
 from planaria.config import Config
 from planaria.data import Batch, CriteoFile, Source, Synthetic, sample_range
-from planaria.data.metrics import RecentQuality, quality_due
+from planaria.data.metrics import RecentQuality
 from planaria.exactness import measure
 from planaria.kernels import Parts
 from planaria.kernels.types import Floats, Index, Records
@@ -127,7 +128,7 @@ class TrainerNode(MemberNode):
         self.recent = RecentQuality(QUALITY_SAMPLES)
         self._moved = (0, time.monotonic())  # the step that it is at, and since when
         self.data_ended: int | None = None  # the first step that there are no samples for
-        self.line.tell(Ready(fingerprint=measure(config).to_json()))
+        self.line.tell(Ready(fingerprint=measure(config.reproducible)))
 
     def _on_scanned(self) -> None:
         self._scanned += 1
@@ -252,8 +253,8 @@ class TrainerNode(MemberNode):
         auc = normalized_entropy = None
         if self.trainer.rank == 0:
             self.recent.add(batch.labels, logits)
-            if quality_due(step, config.steps):
-                auc, normalized_entropy = self.recent.measure()
+            if self.recent.due(step, config.steps):
+                auc, normalized_entropy = map(_known, self.recent.measure())
         done = StepDone(
             rank=self.trainer.rank,
             step=step,
@@ -302,3 +303,8 @@ class TrainerNode(MemberNode):
         )
         self.line.tell(holds)
         self.post(self.trainer.leave())
+
+
+def _known(value: float) -> float | None:
+    """None where all samples have one label."""
+    return None if math.isnan(value) else value

@@ -50,7 +50,7 @@ class Ahead:
 
 
 class Pace:
-    """The clock of a job's saves. It goes on when all roll back. Times are of one clock, handed in."""
+    """The clock of a job's saves. It goes on when all roll back. Times are of one clock."""
 
     def __init__(self, config: Config, observe: Callable[[str], None]) -> None:
         self.interval_s = 0.0

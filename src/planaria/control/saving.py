@@ -243,7 +243,8 @@ class SaveMachine:
 
     def newest(self) -> int:
         """The step of the newest checkpoint that can be gone on from; 0 if there is none."""
-        return max([self.start, *(one["step"] for one in self.published if "failed" not in one)])
+        whole = [int(one["step"]) for one in self.published if "failed" not in one]
+        return max([self.start, *whole])
 
     def way_back(self) -> str:
         """The end of a sentence that says what was lost."""

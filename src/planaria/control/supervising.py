@@ -10,7 +10,7 @@ The driver hands in what happened and the time of its own clock; it does what `t
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import msgspec

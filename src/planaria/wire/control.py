@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from planaria.checkpoints.manifest import PartSummary
+from planaria.exactness import Fingerprint
 from planaria.kernels.types import Bytes, Floats
 from planaria.wire.messages import Member, View
 
@@ -22,7 +23,7 @@ SavedRows: TypeAlias = Literal["all", "changed", "priority", "interval"]
 and `interval`, the latter with all records of the small tables, once per interval."""
 
 
-class Control(msgspec.Struct, tag=True, kw_only=True, array_like=True, frozen=True):
+class Control(msgspec.Struct, tag=True, kw_only=True, array_like=True):
     """What all of them have in common: nothing but their form."""
 
 
@@ -39,7 +40,7 @@ class Listening(Control):
 class Ready(Control):
     """It has everything that it starts with: records, model, data."""
 
-    fingerprint: str | None = None  # of trainers: what the bits of a step depend on, as JSON
+    fingerprint: Fingerprint | None = None  # of trainers: what the bits of a step depend on
 
 
 class Working(Control):
@@ -268,7 +269,7 @@ class Orders(Control):
     save_at: int = 0  # the next step to save, if saves go by the clock or somebody wants one now
     save_all: bool = False  # that one has all rows, whatever the policy says
     saved: int = 0  # the newest checkpoint that counts
-    base: Base = Base()
+    base: Base = msgspec.field(default_factory=Base)
     partial: bool = True  # whether a lost server may still go back to its save alone
     gone: list[Member] = []  # processes that have ended
     again: int = 0  # so often was a view change asked for, because nothing moved

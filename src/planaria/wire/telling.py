@@ -41,7 +41,9 @@ class Teller:
 
     def due(self, now: float) -> list[Tell]:
         """What to send again."""
-        late = [n for n, (_, sent) in self._unheard.items() if now - sent >= AGAIN_S][:AGAIN_AT_ONCE]
+        late = [n for n, (_, sent) in self._unheard.items() if now - sent >= AGAIN_S][
+            :AGAIN_AT_ONCE
+        ]
         for number in late:
             self._unheard[number] = (self._unheard[number][0], now)
         return [self._unheard[number][0] for number in late]
