@@ -49,7 +49,7 @@ from planaria.comparing.pictures import (
 from planaria.config import Config
 from planaria.errors import ClusterError, ConfigError
 from planaria.planning.machine import Machine, Origin
-from planaria.schedule import Event
+from planaria.schedule import Fault
 
 NAMES = list(STRATEGIES)
 FREE = Protection(NO_PROTECTION, Interval(0.0, None))
@@ -279,7 +279,7 @@ def test_a_strategy_is_the_job_with_nothing_else_changed() -> None:
 # ------------------------------------------------------------------------ a whole comparison
 
 
-def fake(title: str, config: Config, schedule: Sequence[Event]) -> Outcome:
+def fake(title: str, config: Config, schedule: Sequence[Fault]) -> Outcome:
     """What runs would say: partial recovery loses samples, `none` is lost."""
     step_s = 0.012 + config.seed / 10_000 if config.r else 0.01
     failures = [failure(event.step) for event in schedule]
@@ -301,7 +301,7 @@ def compared(names: Sequence[str], **options: Any) -> Comparison:
 def test_runs_are_numbered_and_each_has_a_folder_of_its_own() -> None:
     titles, folders = [], []
 
-    def run(title: str, config: Config, schedule: Sequence[Event]) -> Outcome:
+    def run(title: str, config: Config, schedule: Sequence[Fault]) -> Outcome:
         titles.append(title)
         folders.append(config.checkpoint.path)
         return fake(title, config, schedule)
@@ -316,7 +316,7 @@ def test_runs_are_numbered_and_each_has_a_folder_of_its_own() -> None:
 
 
 def test_without_an_undisturbed_run_there_is_nothing_to_compare_with() -> None:
-    def run(title: str, config: Config, schedule: Sequence[Event]) -> Outcome:
+    def run(title: str, config: Config, schedule: Sequence[Fault]) -> Outcome:
         return Outcome(config.seed, report(failed="no room"))
 
     with pytest.raises(ClusterError, match="did not reach its end: no room"):
@@ -435,7 +435,7 @@ def test_a_folder_with_a_comparison_is_not_overwritten_without_a_word(
 
 
 def test_a_strategy_that_sometimes_stops_says_so_in_its_line() -> None:
-    def run(title: str, config: Config, schedule: Sequence[Event]) -> Outcome:
+    def run(title: str, config: Config, schedule: Sequence[Fault]) -> Outcome:
         if config.strategy == "erasure" and config.seed == 1:
             return Outcome(1, report(failed="too many", steps=9), lost=True)
         return fake(title, config, schedule)
@@ -448,7 +448,7 @@ def test_a_strategy_that_sometimes_stops_says_so_in_its_line() -> None:
 
 
 def test_a_job_that_is_not_judged_has_tables_too() -> None:
-    def run(title: str, config: Config, schedule: Sequence[Event]) -> Outcome:
+    def run(title: str, config: Config, schedule: Sequence[Fault]) -> Outcome:
         facts = report(auc=None, normalized_entropy=None)
         return Outcome(config.seed, facts, None)
 

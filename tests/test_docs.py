@@ -26,7 +26,7 @@ from planaria.comparing.command import DEFAULT
 from planaria.comparing.runs import prepare
 from planaria.config import Config
 from planaria.planning import PlanInputs, read_trace
-from planaria.schedule import Event, parse_freeze, parse_kill, resolve
+from planaria.schedule import Fault, parse_freeze, parse_kill, resolve
 from planaria.simulator.__main__ import arguments as simulator_arguments
 
 pytestmark = pytest.mark.torch
@@ -101,7 +101,7 @@ def check_planaria(name: str, options: Sequence[str]) -> None:
     elif name in ("train", "drill", "compare"):
         file = given.get("config")
         job = Config.load(file and Path(file), given.get("sets", ()))
-        events: list[Event] = [parse_kill(text) for text in given.get("kill", ())]
+        events: list[Fault] = [parse_kill(text) for text in given.get("kill", ())]
         events += [parse_freeze(text) for text in given.get("freeze", ())]
         resolve(events, job)
         if name == "compare":

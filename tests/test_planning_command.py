@@ -18,7 +18,7 @@ from planaria.errors import ClusterError
 from planaria.planning import PlanInputs
 from planaria.planning.machine import Machine
 from planaria.planning.measure import Measurement, disk_gb_per_s, measure, memory_gb_per_s
-from planaria.schedule import Event
+from planaria.schedule import Fault
 
 FIXTURE = ["--servers", "8", "--mtbf-hours", "28", "--save-seconds", "336", "--load-seconds", "24"]
 
@@ -183,7 +183,7 @@ def report(samples_per_s: float | None, failures: Sequence[dict[str, Any]] = ())
 def test_measured_costs_are_inputs_of_a_plan(tmp_path: Path) -> None:
     ran: list[tuple[str, int]] = []
 
-    def run(config: Config, schedule: Sequence[Event]) -> dict[str, Any]:
+    def run(config: Config, schedule: Sequence[Fault]) -> dict[str, Any]:
         ran.append((config.strategy, len(schedule)))
         if config.strategy == "none":
             return report(2560.0)

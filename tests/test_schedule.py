@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planaria.config import Config
 from planaria.errors import ConfigError
-from planaria.schedule import Event, Freeze, Kill, parse_freeze, parse_kill, processes, resolve
+from planaria.schedule import Fault, Freeze, Kill, parse_freeze, parse_kill, processes, resolve
 
 PATIENT = settings(max_examples=50, deadline=None)  # a busy machine is no failure
 numbers = st.integers(0, 10**6)
@@ -44,7 +44,7 @@ def test_the_forms_of_an_event() -> None:
 @pytest.mark.parametrize("parse", [parse_kill, parse_freeze])
 @PATIENT
 @given(text=st.text() | st.from_regex(r"(server|trainer|spare):(any|\d)[*@:]\d*(@|:)?\d*"))
-def test_no_schedule_raises_anything_else(parse: Callable[[str], Event], text: str) -> None:
+def test_no_schedule_raises_anything_else(parse: Callable[[str], Fault], text: str) -> None:
     with suppress(ConfigError):
         parse(text)
 
@@ -96,7 +96,7 @@ events = st.builds(Kill, st.just("server"), st.none(), st.integers(1, 3), st.int
 @PATIENT
 @given(st.lists(events, max_size=3), st.integers(0, 2**64 - 1), st.integers(0, 8))
 def test_any_is_decided_by_the_seed_and_never_names_one_twice(
-    schedule: list[Event], seed: int, named: int
+    schedule: list[Fault], seed: int, named: int
 ) -> None:
     config = Config.from_dict({"seed": seed, "servers": 12})
     schedule = [*schedule, parse_kill(f"server:{named}@200"), parse_freeze("coordinator@100:1")]

@@ -63,13 +63,7 @@ class Archive:
         except BlockingIOError:
             return
         while not self._done.empty():
-            match self._done.get_nowait():
-                case Published(step):
-                    saves.on_published(step, time.monotonic())
-                case NotPublished(step, why):
-                    saves.on_publish_failed(step, why, time.monotonic())
-                case NotRemoved(why):
-                    note(why)
+            tell(self._done.get_nowait(), saves, note, time.monotonic())
 
     def close(self) -> None:
         """Ends the thread when all is done, or leaves it where the disk does not answer."""
@@ -90,7 +84,7 @@ class Archive:
             if work is None:
                 return
             self._renew()
-            outcome = self._do(work)
+            outcome = do(work, self.config, self._job, self._lease)
             if outcome is not None:
                 self._done.put(outcome)
                 os.eventfd_write(self.descriptor, 1)
@@ -102,38 +96,50 @@ class Archive:
             except (PlanariaError, OSError):
                 pass  # whoever relies on it checks it
 
-    def _do(self, work: Work) -> Outcome | None:
-        folder = self.config.checkpoint.path
-        assert folder is not None
-        try:
-            match work:
-                case Publish():
-                    self._publish(folder, work)
-                    return Published(work.step)
-                case Discard():
-                    discard(folder, work.step, job=self._job, lease=self._lease)
-                case Prune():
-                    keep = self.config.checkpoint.keep_last
-                    prune(folder, keep, up_to=work.up_to, job=self._job, lease=self._lease)
-        except Exception as error:  # drivers of storage raise anything
-            if isinstance(work, Publish):
-                return NotPublished(work.step, str(error))
-            return NotRemoved(f"what is not needed any more could not be removed: {error}")
-        return None
 
-    def _publish(self, folder: str, work: Publish) -> None:
-        config = self.config
-        facts = Facts(
-            config.tables,
-            config.optimizer_rule,
-            config.layout,
-            samples=work.step * config.batch,
-            base=work.base,
-            config=config.to_dict(),
-            extra={"rows": work.rows, **work.extra},
-            job=self._job,
-        )
-        publish(folder, work.step, list(work.parts), facts, lease=self._lease)
+def do(work: Work, config: Config, job: str, lease: Lease | None) -> Outcome | None:
+    """One piece of work; nothing is said of what was removed."""
+    folder = config.checkpoint.path
+    assert folder is not None
+    try:
+        match work:
+            case Publish():
+                _publish(folder, work, config, job, lease)
+                return Published(work.step)
+            case Discard():
+                discard(folder, work.step, job=job, lease=lease)
+            case Prune():
+                keep = config.checkpoint.keep_last
+                prune(folder, keep, up_to=work.up_to, job=job, lease=lease)
+    except Exception as error:  # drivers of storage raise anything
+        if isinstance(work, Publish):
+            return NotPublished(work.step, str(error))
+        return NotRemoved(f"what is not needed any more could not be removed: {error}")
+    return None
+
+
+def _publish(folder: str, work: Publish, config: Config, job: str, lease: Lease | None) -> None:
+    facts = Facts(
+        config.tables,
+        config.optimizer_rule,
+        config.layout,
+        samples=work.step * config.batch,
+        base=work.base,
+        config=config.to_dict(),
+        extra={"rows": work.rows, **work.extra},
+        job=job,
+    )
+    publish(folder, work.step, list(work.parts), facts, lease=lease)
+
+
+def tell(outcome: Outcome, saves: SaveMachine, note: Callable[[str], None], now: float) -> None:
+    match outcome:
+        case Published(step):
+            saves.on_published(step, now)
+        case NotPublished(step, why):
+            saves.on_publish_failed(step, why, now)
+        case NotRemoved(why):
+            note(why)
 
 
 def newest_of(config: Config, job: str) -> tuple[int, int, dict[str, Any]] | None:
