@@ -31,8 +31,8 @@ from benchmarks.cluster import Row, Sizes, job, show
 from planaria.checkpoints import Checkpoint, Facts, PartWriter, publish, restore
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import Watcher
+from planaria.cluster.parts import SavedRecords
 from planaria.cluster.run import JobRun
-from planaria.cluster.saving import SavedRecords
 from planaria.config import Config
 from planaria.layout import Layout
 from planaria.optimizers import Optimizer

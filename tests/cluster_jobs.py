@@ -112,9 +112,9 @@ class Beating(Watcher):
                 self._rebuilding.discard(rebuilt.place)
             case Exited(role="coordinator"):
                 self._awaited.discard(event.member)
-            case StepDone() as done if self._is_due(done.step):
+            case StepDone() as done if self._is_due(done.step, processes):
                 blow = self.plan.pop(0)
-                members = [self._member(processes, victim) for victim in blow.victims]
+                members = [self._member(processes, victim) or "" for victim in blow.victims]
                 self._awaited.update(members)
                 self._due.append((event.at + blow.delay_ms / 1000, members))
         self._on_event(processes, event)
@@ -131,15 +131,14 @@ class Beating(Watcher):
             processes.signal(member)
         self.struck += members
 
-    def _is_due(self, step: int) -> bool:
-        settled = not self._awaited and not self._rebuilding
-        return bool(settled and self.plan and self.plan[0].step <= step)
+    def _is_due(self, step: int, processes: Attempt) -> bool:
+        if self._awaited or self._rebuilding or not self.plan or self.plan[0].step > step:
+            return False
+        return all(self._member(processes, victim) for victim in self.plan[0].victims)
 
-    def _member(self, processes: Attempt, victim: str) -> Member:
+    def _member(self, processes: Attempt, victim: str) -> Member | None:
         role, _, number = victim.partition(":")
-        member = processes.member_of(role, int(number or 0))
-        assert member is not None
-        return member
+        return processes.member_of(role, int(number or 0))
 
 
 class BeatenRun:

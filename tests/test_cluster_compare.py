@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from cluster_jobs import TINY, leaving_nothing, processes_of, tiny, wait_until
 
-from planaria.comparing.runs import EmulatedRun, run_here
+from planaria.comparing.runs import run_here
 from planaria.schedule import parse_kill, resolve
 
 pytestmark = pytest.mark.torch
@@ -105,9 +105,9 @@ def test_a_kill_waits_until_the_last_one_is_made_good() -> None:
     """Two servers of one group, one step apart: parity of 1 bears them only one by one."""
     config = tiny("steps=100", "servers=3", "rebuild.chunk=16", "rebuild.jobs=1", "spares=2")
     schedule = resolve([parse_kill("server:0@20"), parse_kill("server:1@21")], config)
-    run = EmulatedRun(config, schedule, lambda line, progress: None)
-    assert run.run()["steps"] == 100
-    first, second = run.killed
+    found = run_here(lambda line, progress: None, config, schedule)
+    assert found.report["steps"] == 100
+    first, second = found.killed
     assert (first["due_step"], second["due_step"]) == (20, 21)
     assert second["step"] > 21
 

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria import kernels
+from planaria.cluster.attempt import Attempt
+from planaria.cluster.events import JobEvent
 from planaria.cluster.node import limits_of
-from planaria.cluster.supervisor import Event, Supervisor
 from planaria.config import Config
 from planaria.data import Synthetic, sample_range
 from planaria.server.decoding import find_mates
@@ -27,6 +28,7 @@ from planaria.trainer.dense import DenseState, dlrm_layers
 from planaria.trainer.routing import Router
 from planaria.wire import limits as module
 from planaria.wire.codec import encode
+from planaria.wire.control import ServerHolds, StepDone
 from planaria.wire.limits import Limits
 from planaria.wire.messages import (
     NO_VIEW,
@@ -204,17 +206,17 @@ def test_a_job_with_large_messages_and_a_kill_refuses_none_of_them() -> None:
     run = BeatenRun(tiny(*large, "servers=3", "parity=1"), [Blow(4, ("server:1",))])
     assert run.run()["digest"] == undisturbed(*large)
     assert run.killed == run.struck
-    assert [event.facts["refused"] for event in run.of("server done")] == [0, 0, 0]
+    assert [holds.refused for _, holds in run.of(ServerHolds)] == [0, 0, 0]
 
 
 @pytest.mark.torch
 def test_a_jobs_folder_and_sockets_are_its_owners_alone(folder: Path) -> None:
     modes: dict[str, int] = {}
 
-    def look(supervisor: Supervisor, event: Event) -> None:
-        if event.name == "step" and not modes:
-            modes["folder"] = supervisor.folder.stat().st_mode & 0o777
-            for path in supervisor.folder.glob("*.ipc"):
+    def look(processes: Attempt, event: JobEvent) -> None:
+        if isinstance(event.what, StepDone) and not modes:
+            modes["folder"] = processes.folder.stat().st_mode & 0o777
+            for path in processes.folder.glob("*.ipc"):
                 modes[path.name] = path.stat().st_mode & 0o777
 
     BeatenRun(tiny("servers=3", "parity=1", "steps=5"), on_event=look).run()

@@ -75,7 +75,7 @@ def hears_the_end(connection: socket.socket) -> bool:
 
 
 def say(member: Transport, to: str, number: int) -> None:
-    member.send(to, member.encode(Suspect(view=NO_VIEW, member=str(number))))
+    member.send(to, member.encode(Suspect(view=NO_VIEW, member=str(number), gone=False)))
 
 
 def heard(transport: Transport) -> list[str]:
@@ -238,7 +238,7 @@ def test_300_idle_connections_leave_a_process_without_descriptors_but_at_work() 
             say(member, address, 2)
             assert hears(member, 2)
             # To answer here, it would have to open a connection. It has to do without.
-            suspect = Suspect(view=NO_VIEW, member="3")
+            suspect = Suspect(view=NO_VIEW, member="3", gone=False)
             elsewhere = encode(KEYS.token, "x", "tcp://127.0.0.1:9", suspect)
             member.send(address, elsewhere)
             say(member, address, 4)
@@ -278,7 +278,7 @@ from planaria.wire.messages import NO_VIEW, Suspect
 speaker = Transport("speaker", Keys.make(bytes(range(16)), encrypt=False), "tcp://127.0.0.1:*")
 print(speaker.address, flush=True)
 for number in itertools.count():
-    speaker.send(sys.argv[1], speaker.encode(Suspect(view=NO_VIEW, member=str(number))))
+    speaker.send(sys.argv[1], speaker.encode(Suspect(view=NO_VIEW, member=str(number), gone=False)))
     time.sleep(0.01)
 """
 

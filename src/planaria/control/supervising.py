@@ -214,8 +214,10 @@ class SupervisorMachine:
     def _start_later(self, role: str) -> None:
         """Sooner or later, by how often it came to nothing."""
         barren = self._barren[role]
-        delay = 0.0 if barren <= 1 else min(2.0 ** (barren - 2), MOST_DELAY_S)
-        self._due.append((self._now + delay, role))
+        if barren <= 1:
+            self._start(role)
+        else:
+            self._due.append((self._now + min(2.0 ** (barren - 2), MOST_DELAY_S), role))
 
     # ------------------------------------------------------------------ what happens
 
