@@ -37,7 +37,7 @@ from planaria.wire.messages import NO_VIEW, Lookup, Stop, Suspect
 KEYS = Keys.make(bytes(range(16)), encrypt=False)
 LOOPBACK = "tcp://127.0.0.1:*"
 SMALL = Limits(header=1000, other=1 << 20, frames=20)
-LIMIT_S = 60.0  # for what takes milliseconds
+LIMIT_S = 30.0  # for what takes milliseconds
 
 
 @contextmanager

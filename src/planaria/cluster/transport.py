@@ -108,6 +108,9 @@ class Transport:
         router.rcvhwm = queue_messages(self.limits, least=MIN_INCOMING)
         router.maxmsgsize = self.limits.largest
         router.backlog = BACKLOG
+        # Protocols before ZMTP 3 know neither limit, and the first bytes of many a stranger look
+        # like one of them. ZeroMQ refuses these where a domain is named; nobody answers for it.
+        router.zap_domain = b"planaria"
         router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         router.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_LIMIT_MS)
         if self.keys.secret is not None:
