@@ -139,7 +139,13 @@ class Transport:
 
     def send(self, address: str, frames: list[Any]) -> None:
         try:
-            self._dealer(address).send_multipart(frames, zmq.NOBLOCK, copy=False)
+            dealer = self._dealer(address)
+            try:
+                dealer.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                # It may only seem full: what has left meanwhile is noticed now and then, or here.
+                dealer.poll(0, zmq.POLLOUT)
+                dealer.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             # A full queue, or no descriptor left for a new connection: both may pass.
             if error.errno not in (errno.EAGAIN, errno.EMFILE):
