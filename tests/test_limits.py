@@ -226,7 +226,6 @@ def test_a_jobs_folder_and_sockets_are_its_owners_alone(folder: Path) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.usefixtures("folder")
 def test_a_file_named_like_a_library_in_the_users_folder_is_not_run(tmp_path: Path) -> None:
     for name in ("msgspec", "zmq", "numpy", "torch"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / name)!r}, 'w')\nraise OSError")

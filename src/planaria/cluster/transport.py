@@ -108,6 +108,9 @@ class Transport:
         router.rcvhwm = queue_messages(self.limits, least=MIN_INCOMING)
         router.maxmsgsize = self.limits.largest
         router.backlog = BACKLOG
+        # Protocols before ZMTP 3 know neither limit, and the first bytes of many a stranger look
+        # like one of them. ZeroMQ refuses these where a domain is named; nobody answers for it.
+        router.zap_domain = b"planaria"
         router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         router.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_LIMIT_MS)
         if self.keys.secret is not None:
@@ -136,7 +139,13 @@ class Transport:
 
     def send(self, address: str, frames: list[Any]) -> None:
         try:
-            self._dealer(address).send_multipart(frames, zmq.NOBLOCK, copy=False)
+            dealer = self._dealer(address)
+            try:
+                dealer.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                # It may only seem full: what has left meanwhile is noticed now and then, or here.
+                dealer.poll(0, zmq.POLLOUT)
+                dealer.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             # A full queue, or no descriptor left for a new connection: both may pass.
             if error.errno not in (errno.EAGAIN, errno.EMFILE):
