@@ -8,6 +8,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -21,13 +22,22 @@ class Pool {
     // As many helpers as the system gives, up to this many.
     explicit Pool(size_t helpers) {
         try {
-            for (; helpers_ < helpers; ++helpers_)
-                std::thread([this, h = helpers_] { help(h); }).detach();
+            while (threads_.size() < helpers)
+                threads_.emplace_back([this, h = threads_.size()] { help(h); });
         } catch (const std::system_error&) {
         }
     }
 
-    size_t helpers() const { return helpers_; }
+    ~Pool() {
+        {
+            std::lock_guard lock(mutex_);
+            over_ = true;
+        }
+        start_.notify_all();
+        for (std::thread& thread : threads_) thread.join();
+    }
+
+    size_t helpers() const { return threads_.size(); }
 
     // Part 0 runs here, part h + 1 on helper h.
     void run(size_t parts, const std::function<void(size_t)>& part) {
@@ -50,7 +60,8 @@ class Pool {
             const std::function<void(size_t)>* part;
             {
                 std::unique_lock lock(mutex_);
-                start_.wait(lock, [&] { return round_ != seen; });
+                start_.wait(lock, [&] { return over_ || round_ != seen; });
+                if (over_) return;
                 seen = round_;
                 if (number + 1 >= parts_) continue;
                 part = part_;
@@ -61,12 +72,13 @@ class Pool {
         }
     }
 
-    size_t helpers_ = 0;
+    std::vector<std::thread> threads_;
     std::mutex mutex_;
     std::condition_variable start_, done_;
     const std::function<void(size_t)>* part_ = nullptr;
     size_t parts_ = 0, running_ = 0;
     uint64_t round_ = 0;
+    bool over_ = false;
 };
 
 // Denormals count, whatever the caller (torch.set_flush_denormal, say) has set for its thread:
@@ -98,10 +110,13 @@ Shared& shared() {
     return *instance;
 }
 
-// The pool with enough helpers. Threads do not survive fork, so a child makes its own; a pool
-// that became too small or that belongs to the parent is left behind, asleep.
+// The pool with so many helpers, no more: each call wakes them all. Threads do not survive fork, so
+// a child makes its own and leaves the parent's alone.
 Pool& pool_for(Shared& s, size_t helpers) {
-    if (!s.pool || s.wanted < helpers || s.owner != getpid()) {
+    if (s.owner != getpid()) s.pool = nullptr;
+    if (!s.pool || s.wanted != helpers) {
+        delete s.pool;
+        s.pool = nullptr;  // should the next line throw
         s.pool = new Pool(helpers);
         s.wanted = helpers;
         s.owner = getpid();
@@ -122,10 +137,11 @@ size_t get_threads() {
 void parallel(size_t n, size_t grain, const std::function<void(size_t, size_t)>& work) {
     Shared& s = shared();
     std::unique_lock lock(s.in_use, std::try_to_lock);
-    size_t parts = lock ? std::min<size_t>(s.threads, n / grain) : 1;
+    const size_t threads = s.threads;
+    size_t parts = lock ? std::min(threads, n / grain) : 1;
     Pool* pool = nullptr;
     if (parts > 1) {
-        pool = &pool_for(s, parts - 1);
+        pool = &pool_for(s, threads - 1);
         parts = std::min(parts, pool->helpers() + 1);
     }
     const DefaultFloats floats;

@@ -25,6 +25,7 @@ from planaria.checkpoints import (
     list_checkpoints,
     prune,
     publish,
+    restore,
 )
 from planaria.errors import ArgumentError, CheckpointError, RowError
 from planaria.kernels.types import Index, Records
@@ -44,6 +45,23 @@ def memory() -> Iterator[str]:
 
 
 # ---------------------------------------------------------------------------- round trips
+
+
+@pytest.mark.parametrize("parity", [True, False])
+@pytest.mark.parametrize("wanted", [LAYOUT, Layout.fresh(5, 1, 3)])
+def test_restoring_tells_its_progress_at_each_chunk(
+    tmp_path: Path, wanted: Layout, parity: bool
+) -> None:
+    """So that a process that restores for minutes can show that it is alive."""
+    model = Model(300, [Table("a", 300, 2)], Optimizer("adam"))
+    checkpoint = model.save(str(tmp_path), 5, LAYOUT, parity=parity)
+    shape = (wanted.arena(300).records(0), model.arenas[0].words)
+    quiet, told = np.empty(shape, np.uint32), np.empty(shape, np.uint32)
+    calls: list[int] = []
+    restore(checkpoint, model.arenas, wanted, 0, [quiet])
+    restore(checkpoint, model.arenas, wanted, 0, [told], on_progress=lambda: calls.append(1))
+    assert np.array_equal(told, quiet)
+    assert len(calls) >= 5
 
 
 @settings(max_examples=20, deadline=None)

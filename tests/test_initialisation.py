@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from planaria import kernels
+from planaria import Initial, Layout, Store, Table, kernels
 from planaria.kernels.twin_numbers import log_exact, normal_quantile
 from planaria.kernels.types import NO_ROW, Distribution, Floats, Index, InitTables, Records
 from planaria.optimizers import Optimizer
+from planaria.server import initialising
+from planaria.tables import make_arenas
 
 NO_STATE = np.empty(0, np.uint32)
 FROZEN = "921a4555dcfb7c700a68e775a450b41f0425c726ed1fb0be7973601ecb9f694a"
@@ -272,3 +274,80 @@ def test_both_halves_of_the_digest_notice_keys_and_swapped_rows(
     words_swapped = np.ascontiguousarray(records[:, [1, 0, 2, 3, 4]])
     for other in ((records, other_key), (swapped, keys), (words_swapped, keys)):
         assert all(a != b for a, b in zip(kernels.digest(*other), expected, strict=True))
+
+
+# ---------------------------------------------------------------------------- whole stores
+
+ADAM = Optimizer("adam", lr=0.1)
+LAYOUT = Layout.fresh(5, 2, 3)
+PIECE = 2**14
+
+
+def make_store(told: list[int] | None = None) -> Store:
+    arenas = make_arenas(
+        [Table("a", 30_000, 5, Initial("normal", 0.0, 0.1)), Table("b", 11, 4)], ADAM
+    )
+    on_progress = None if told is None else lambda: told.append(kernels.threads())
+    given = {} if on_progress is None else {"on_progress": on_progress}
+    return Store(arenas, LAYOUT, 1, ADAM, seed=9, **given)
+
+
+def contents(store: Store) -> list[bytes]:
+    return [arena.records.tobytes() for arena in store.arenas]
+
+
+def with_cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(initialising.os, "sched_getaffinity", lambda _: set(range(count)))
+
+
+def test_a_store_is_the_same_whatever_cores_and_pieces_it_was_made_with(
+    level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_cores(monkeypatch, 1)
+    wanted = contents(make_store())
+    monkeypatch.setattr(initialising, "PIECE_BYTES", 2**17)
+    for cores in (2, 5):
+        with_cores(monkeypatch, cores)
+        assert contents(make_store()) == wanted
+    monkeypatch.setattr(initialising, "PIECE_BYTES", PIECE)
+    assert contents(make_store()) == wanted
+
+
+def test_initialisation_takes_all_cores_and_gives_them_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_cores(monkeypatch, 3)
+    told: list[int] = []
+    make_store(told)
+    assert set(told) == ({1} if kernels.native is None else {3})
+    assert kernels.threads() == 1
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), initialising.all_cores():
+        fail()
+    assert kernels.threads() == 1
+
+
+def test_initialisation_tells_its_progress_after_pieces_of_bounded_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(initialising, "PIECE_BYTES", PIECE)
+    sizes: list[int] = []
+    made = kernels.init_records
+
+    def spied(*arguments: object) -> None:
+        sizes.append(arguments[-1].nbytes)  # type: ignore[attr-defined]
+        made(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(kernels, "init_records", spied)
+    told: list[int] = []
+    store = make_store(told)
+    assert max(sizes) <= PIECE
+    assert len(told) == len(sizes) > sum(len(content) for content in contents(store)) // PIECE
+    blank = Store([a.arena for a in store.arenas], LAYOUT, 1, ADAM, seed=9, blank_at=0)
+    again: list[int] = []
+    blank.initialise(lambda: again.append(1))
+    assert contents(blank) == contents(store)
+    assert len(again) == len(told)

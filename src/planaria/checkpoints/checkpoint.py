@@ -7,7 +7,7 @@ every row is delivered once, and parity, which cannot take a value back, comes o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -139,14 +139,20 @@ class Checkpoint:
             for arena in self.arenas
         ]
 
-    def stream(self, targets: Sequence[Target]) -> Iterator[Offer]:
-        """What the targets need, chunk by chunk. Chunks that none of them needs are not read."""
+    def stream(
+        self, targets: Sequence[Target], on_progress: Callable[[], None] = lambda: None
+    ) -> Iterator[Offer]:
+        """What the targets need, chunk by chunk. Chunks that none of them needs are not read.
+
+        on_progress: called at each chunk, needed or not.
+        """
         for manifest in reversed(self.chain):
             layouts = [self.layout_of(manifest).arena(arena.rows) for arena in self.arenas]
             for part in manifest.record_parts:
                 if not any(target.lacking for target in targets):
                     return
                 for chunk, reader in self.chunks(manifest, part):
+                    on_progress()
                     layout, target = layouts[chunk.arena], targets[chunk.arena]
                     limit = layout.records(part.place)
                     if chunk.kind == Kind.RANGE:

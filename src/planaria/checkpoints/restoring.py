@@ -6,7 +6,7 @@ and for parity that was not saved, it goes through all parts and takes the rows 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from planaria.checkpoints.chunks import Chunk, Kind
 from planaria.checkpoints.encodings import RAW_BITS
 from planaria.checkpoints.manifest import Manifest
 from planaria.checkpoints.reader import PartReader
+from planaria.checkpoints.target import Target
 from planaria.errors import CheckpointError
 from planaria.kernels.checks import array, require
 from planaria.kernels.types import Records
@@ -29,25 +30,25 @@ def restore(
     layout: Layout,
     place: int,
     out: Sequence[Records],
+    on_progress: Callable[[], None] = lambda: None,
 ) -> None:
     """Fills all records, data and parity, of the server at `place` of `layout`.
 
     out: one array per arena, uint32[records, words], which the caller owns and nobody else uses
     meanwhile. What was in them does not matter. After an error they hold nothing of use.
+    on_progress: called at each chunk of a part, for this may take minutes.
     """
     _check(checkpoint, arenas, layout, place, out)
     if any(checkpoint.layout_of(manifest) != layout for manifest in checkpoint.chain):
         for number, records in enumerate(out):
             _clear(arenas[number], layout, place, records)
-        targets = checkpoint.targets(layout, place)
-        for offer in checkpoint.stream(targets):
-            targets[offer.arena].put(offer.taken, offer.records, out[offer.arena])
+        _fill(checkpoint, checkpoint.targets(layout, place), out, on_progress)
         return
     with_parity = _parity_saved(checkpoint, arenas, place)
     for manifest in checkpoint.chain:
-        _read_own_part(checkpoint, manifest, place, out, with_parity)
+        _read_own_part(checkpoint, manifest, place, out, with_parity, on_progress)
     if not with_parity:
-        fill_parity(checkpoint, arenas, layout, place, out)
+        fill_parity(checkpoint, arenas, layout, place, out, on_progress)
 
 
 def fill_parity(
@@ -56,13 +57,22 @@ def fill_parity(
     layout: Layout,
     place: int,
     out: Sequence[Records],
+    on_progress: Callable[[], None] = lambda: None,
 ) -> None:
     """The parity records of `place` alone, encoded from the data in the checkpoint."""
     _check(checkpoint, arenas, layout, place, out)
     for number, records in enumerate(out):
         _clear(arenas[number], layout, place, records)
-    targets = checkpoint.targets(layout, place, data=False)
-    for offer in checkpoint.stream(targets):
+    _fill(checkpoint, checkpoint.targets(layout, place, data=False), out, on_progress)
+
+
+def _fill(
+    checkpoint: Checkpoint,
+    targets: Sequence[Target],
+    out: Sequence[Records],
+    on_progress: Callable[[], None],
+) -> None:
+    for offer in checkpoint.stream(targets, on_progress):
         targets[offer.arena].put(offer.taken, offer.records, out[offer.arena])
 
 
@@ -72,10 +82,12 @@ def _read_own_part(
     place: int,
     out: Sequence[Records],
     with_parity: bool,
+    on_progress: Callable[[], None],
 ) -> None:
     part = manifest.part_of(place)
     layouts = [checkpoint.layout.arena(arena.rows) for arena in checkpoint.arenas]
     for chunk, reader in checkpoint.chunks(manifest, part):
+        on_progress()
         if chunk.kind == Kind.RANGE:
             if with_parity or chunk.first < layouts[chunk.arena].data_records(place):
                 _read_range(checkpoint, reader, chunk, out[chunk.arena])

@@ -44,6 +44,7 @@ except ImportError:  # not built for this platform: the twin does everything, sl
 
 LEVELS = ("gfni", "avx2", "portable", "numpy")
 PREFETCH_ROWS = 12
+MAX_THREADS = 1024
 
 _backend: Any = twin if native is None else native
 
@@ -83,7 +84,7 @@ if _wanted := os.environ.get("PLANARIA_SIMD"):
 
 def set_threads(count: int) -> None:
     """How many threads one call may use, its own included; 1 at the start."""
-    require(1 <= count <= 1024, f"threads must be between 1 and 1024, not {count}")
+    require(1 <= count <= MAX_THREADS, f"threads must be between 1 and {MAX_THREADS}, not {count}")
     if native is not None:
         native.set_threads(count)
 

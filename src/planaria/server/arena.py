@@ -53,10 +53,7 @@ class ArenaStore:
             return range(own.data_regions)
         return range(own.data_regions, len(own.group))
 
-    def chunks(self, region: int) -> list[slice]:
-        """The records of one region, a chunk at a time."""
+    def chunks(self, region: int, size: int) -> list[slice]:
+        """The records of one region, `size` at a time."""
         first, slots = region * self.layout.slots, self.layout.slots
-        return [
-            slice(first + at, first + min(at + CHUNK_RECORDS, slots))
-            for at in range(0, slots, CHUNK_RECORDS)
-        ]
+        return [slice(first + at, first + min(at + size, slots)) for at in range(0, slots, size)]

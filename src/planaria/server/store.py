@@ -9,7 +9,7 @@ in the middle of a step breaks that: throw such a store away. The server process
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from planaria.server.arena import CHUNK_RECORDS, ArenaStore
 from planaria.server.changed import ChangedRows
 from planaria.server.digest import Digest
 from planaria.server.history import Change, History
+from planaria.server.initialising import initialise
 from planaria.server.snapshot import FrozenArena, Snapshot, Wanted
 from planaria.tables import Arena
 
@@ -65,12 +66,14 @@ class Store:
         seed: int = 0,
         keep_steps: int = 2,
         blank_at: int | None = None,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """A store at step 0 with every record initialised; or, for a replacement, a blank one.
 
         keep_steps: how many steps of history to keep, at least 1.
         blank_at: the step that a replacement starts at, with every record invalid. Whoever has all
         records as of that step from elsewhere puts them into the arenas and calls `set_all_valid`.
+        on_progress: see `initialise`.
         """
         if keep_steps < 1:
             raise StoreError(f"keep_steps must be at least 1, not {keep_steps}")
@@ -108,12 +111,15 @@ class Store:
         self._holder_region = layout.region_of[protecting, layout.k :].astype(np.int64)
         self._coef_by_region = {source: self._coefficients(source) for source in self.sources}
         if blank_at is None:
-            self.initialise()
+            self.initialise(on_progress)
 
-    def initialise(self) -> None:
-        """Gives every record of a fresh or blank store the value that it has at step 0."""
+    def initialise(self, on_progress: Callable[[], None] = lambda: None) -> None:
+        """Gives every record of a fresh or blank store the value that it has at step 0.
+
+        on_progress: called after each piece of bounded size, for this may take minutes.
+        """
         for store in self.arenas:
-            self._initialise(store)
+            initialise(store, self.optimizer, self.seed, on_progress)
         self.set_all_valid()
 
     # ------------------------------------------------------------------ reading
@@ -450,28 +456,3 @@ class Store:
         if not coef.all():
             raise StoreError(f"a delta of place {source} names records that do not protect it")
         return coef
-
-    def _initialise(self, store: ArenaStore) -> None:
-        """Every server makes its own records, and parity from the data records it protects."""
-        own = self.layout.regions(self.place)
-        state = self.optimizer.initial_state(store.arena.dim)
-
-        def initial(group: int, position: int, chunk: slice, out: Records) -> None:
-            slot = np.arange(chunk.start, chunk.stop) % store.layout.slots
-            stripe = slot * self.layout.n_groups + group
-            row = stripe * self.layout.k + position
-            kernels.init_records(self.seed, store.arena.init, store.arena.rows, row, state, out)
-
-        for region in store.regions("data"):
-            for chunk in store.chunks(region):
-                initial(own.group[region], own.position[region], chunk, store.records[chunk])
-        scratch = np.empty((min(CHUNK_RECORDS, store.layout.slots), store.arena.words), np.uint32)
-        for region in store.regions("parity"):
-            parity = int(own.position[region]) - self.layout.k
-            for chunk in store.chunks(region):
-                data = scratch[: chunk.stop - chunk.start]
-                target = store.records[chunk].reshape(-1).view(np.uint8)
-                for position in range(self.layout.k):
-                    initial(own.group[region], position, chunk, data)
-                    coef = int(COEFFICIENTS[parity, position])
-                    kernels.mul_add_bytes(target, coef, data.reshape(-1).view(np.uint8))
