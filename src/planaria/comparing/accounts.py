@@ -56,12 +56,17 @@ class Protection:
     share: Interval | None = None  # None: not measured
 
     @property
+    def is_known(self) -> bool:
+        """Else it stands in no overhead."""
+        return self.source in (GIVEN, MEASURED, NO_PROTECTION)
+
+    @property
     def charged(self) -> float:
-        """Below 0 it is noise."""
-        return max(self.share.mean, 0.0) if self.share else 0.0
+        return self.share.mean if self.share and self.is_known else 0.0
 
 
-GIVEN, MEASURED, NOT_MEASURED, NO_PROTECTION = "given", "measured", "not measured", "none"
+GIVEN, NO_PROTECTION = "given", "none"
+MEASURED, NOISE, NOT_MEASURED = "measured", "noise", "not measured"
 
 
 def protection_of(
@@ -71,7 +76,8 @@ def protection_of(
     their saves, which are charged already, and noise.
 
     slowdowns: how much longer the steps of each run took than those of its undisturbed one. A
-    single one says nothing of how far it may be off, so it is no measurement.
+    single one says nothing of how far it may be off, so it is no measurement; nor are several whose
+    interval has 0 in it.
     """
     if not strategy.works_every_step:
         return Protection(NO_PROTECTION, Interval(0.0, None))
@@ -81,7 +87,7 @@ def protection_of(
     found = interval([share for share in slowdowns if share is not None])
     if found is None or found.error is None:
         return Protection(NOT_MEASURED)
-    return Protection(MEASURED, found)
+    return Protection(MEASURED if found.mean > found.error else NOISE, found)
 
 
 def account_of(

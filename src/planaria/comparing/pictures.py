@@ -12,7 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from planaria.comparing.accounts import MEASURED, PARTS, Interval, Protection
+from planaria.comparing.accounts import (
+    MEASURED,
+    NOISE,
+    NOT_MEASURED,
+    PARTS,
+    Interval,
+    Protection,
+)
 from planaria.comparing.emulation import STRATEGIES
 from planaria.comparing.runs import UNDISTURBED, Comparison, Row
 
@@ -21,6 +28,12 @@ NOTHING = "-"
 # Told apart without colours as well: on a terminal by the block, in a picture by the order.
 BLOCKS = dict(zip(PARTS, "█▓▒░▚", strict=True))
 COLOURS = dict(zip(PARTS, ("#c8553d", "#3d6fc8", "#8a5a9e", "#d9a441", "#2a7f62"), strict=True))
+
+
+UNKNOWN = {
+    NOT_MEASURED: "which one run cannot measure",
+    NOISE: "which so few runs on this machine do not tell from noise",
+}
 
 
 @dataclass(frozen=True)
@@ -53,9 +66,9 @@ def cost_cells(comparison: Comparison) -> Cells:
 
 
 def _overhead(row: Row, hours: float) -> str:
-    """In percent; what was not measured is not in it."""
+    """In percent; what is not known of it is not in it."""
     assert row.account is not None
-    more = ">" if row.protection.share is None else ""
+    more = "" if row.protection.is_known else ">"
     return f"{more}{100 * row.account.total / hours:.2f}"
 
 
@@ -157,12 +170,13 @@ def _on_protection(comparison: Comparison) -> list[str]:
             "protection is measured on this machine, whose cores all processes share: the mean of "
             f"{comparison.emulation.seeds} seeds and its 95 % interval"
         )
-    unknown = [row.name for row in comparison.rows if row.protection.share is None]
-    if unknown:
-        found.append(
-            f"{', '.join(unknown)}: the overhead is without protection, which one run cannot "
-            "measure; --seeds 3 or more measure it, --protection-percent says it, per parity"
-        )
+    for source, why in UNKNOWN.items():
+        names = [row.name for row in comparison.rows if row.protection.source == source]
+        if names:
+            found.append(
+                f"{', '.join(names)}: the overhead is without protection, {why}; --seeds 5 or more "
+                "may measure it, --protection-percent says it, per parity"
+            )
     return found
 
 

@@ -83,11 +83,11 @@ class Row:
 
     @property
     def overhead_hours(self) -> dict[str, float] | None:
-        """By its parts; without what was not measured, which the total lacks as well."""
+        """By its parts; without protection that is not known, which the total lacks as well."""
         if (account := self.account) is None:
             return None
         hours = {**asdict(account), "total": account.total}
-        if self.protection.share is None:
+        if not self.protection.is_known:
             del hours["protection"]
         return hours
 
