@@ -101,7 +101,7 @@ def impossible() -> list[Message]:
         Promise(view=FIRST, held=-far, blank=True, whole=False),
         Done(view=FIRST),
         Hello(view=FIRST, member="server-0", role="trainer", address="nowhere"),
-        Suspect(view=FIRST, member="server-0"),
+        Suspect(view=FIRST, member="server-0", gone=True),
         Spawn(view=FIRST, role="server", count=far),
     ]
 

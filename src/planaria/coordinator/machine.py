@@ -1,6 +1,7 @@
 """The coordinator as a state machine: rules 7 and 8.
 
 It changes the view when a member is gone: prepare, gather what everybody holds, decide, install.
+A member that is only silent counts as gone if the job can bear that; if not, it is waited for.
 What it must remember is `CoordinatorState`; a driver saves it, whenever `take_state` gives one,
 before it sends anything. A coordinator that starts again with the saved state begins with a view
 change, because it cannot know what its predecessor had sent.
@@ -8,6 +9,7 @@ change, because it cannot know what its predecessor had sent.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -39,21 +41,25 @@ DONE = "the job is done"
 
 
 class CoordinatorState(msgspec.Struct, frozen=True):
-    """What survives the coordinator: which views were used, and the membership in force."""
+    """What survives the coordinator: which views were used, and the membership in force.
+
+    ended: why the job is over, once it is. Some may have been told already, so all must be.
+    """
 
     epoch: int
     n: int
     install: Install
+    ended: str = ""
 
 
 def first_state(
-    servers: list[Member], trainers: list[Member], committed: int = 0
+    epoch: int, servers: list[Member], trainers: list[Member], committed: int = 0
 ) -> CoordinatorState:
     """committed: the step that everybody starts at, restored from a checkpoint."""
     install = Install(
-        view=View(1, 1), committed=committed, servers=servers, trainers=trainers, rebuilding=[]
+        view=View(epoch, 1), committed=committed, servers=servers, trainers=trainers, rebuilding=[]
     )
-    return CoordinatorState(1, 1, install)
+    return CoordinatorState(epoch, 1, install)
 
 
 @dataclass
@@ -76,14 +82,18 @@ class Gathering:
 
 
 class CoordinatorMachine:
-    """The owner of the view. `restarted`: an earlier coordinator had this state."""
+    """The owner of the view.
+
+    `epoch`: claimed by this process, above that of every coordinator before it. The state is
+    `first_state` of that epoch, or the newest one that an earlier coordinator has saved.
+    """
 
     def __init__(
         self,
         state: CoordinatorState,
         layout: Layout,
         *,
-        restarted: bool,
+        epoch: int,
         now: float,
         retry_s: float = 0.25,
         deadline_s: float = 10.0,
@@ -94,15 +104,18 @@ class CoordinatorMachine:
         self.partial = partial
         self.retry_s = retry_s
         self.deadline_s = deadline_s
-        epoch = state.epoch + 1 if restarted else state.epoch
-        self.state = CoordinatorState(epoch, state.n, state.install)
+        restarted = state.epoch < epoch
+        self.state = CoordinatorState(epoch, state.n, state.install, state.ended)
         self.failure: str | None = None
         self.finished = False
         self.dead: set[Member] = set()
+        self.silent: dict[Member, float] = {}  # not given up yet, and since when
         self.addresses: dict[Member, str] = dict(state.install.addresses)
         self.spares: dict[str, list[Member]] = {"server": [], "trainer": []}
         self.installed: set[Member] = set()
         self.whole: set[Member] = set()
+        # Trainers that may not have the dense network yet.
+        self.blank: set[Member] = set(state.install.trainers) if restarted else set()
         self.done: set[Member] = set()
         self.gathering: Gathering | None = None
         self.scrubbing: Scrubbing | None = None
@@ -111,8 +124,10 @@ class CoordinatorMachine:
         self._unsaved = True
         self._outbox: Outbox = []
         self._now = now
-        self._last_retry = now
-        if restarted:
+        self._last_retry = self._last_tick = now
+        if state.ended:
+            self._finish(state.ended)
+        elif restarted:
             self._change()
 
     @property
@@ -137,14 +152,15 @@ class CoordinatorMachine:
         match message:
             case Hello():
                 self._on_hello(message)
-            case Heartbeat() if sender in self.dead:
-                self._send(sender, Stop(view=self.install.view, reason=FENCED))
+            case Heartbeat():
+                self._on_heartbeat(sender, message)
             case Suspect():
-                self._on_suspect(message.member)
+                self._on_suspect(message)
             case Promise():
                 self._on_promise(sender, message)
             case Installed() if message.view == self.install.view:
                 self.installed.add(sender)
+                self.blank.discard(sender)
                 if message.whole:
                     self.whole.add(sender)
                 self._finish_if_done()
@@ -173,15 +189,61 @@ class CoordinatorMachine:
             self._asked[hello.role] = max(self._asked[hello.role] - 1, 0)
             self._decide_if_complete()
 
-    def _on_suspect(self, member: Member) -> None:
+    # ------------------------------------------------------------------ who is gone
+
+    def _on_suspect(self, suspect: Suspect) -> None:
+        member = suspect.member
         if member in self.dead or self.finished:
             return
-        self.dead.add(member)
-        for spares in self.spares.values():
-            if member in spares:
-                spares.remove(member)
-        if member in self.members:
+        if member in self.members and not suspect.gone:
+            self.silent.setdefault(member, self._now)  # weighed by the next tick, all together
+        else:
+            self._give_up([member])
+
+    def _on_heartbeat(self, sender: Member, beat: Heartbeat) -> None:
+        if sender in self.dead:
+            self._send(sender, Stop(view=self.install.view, reason=FENCED))
+        elif sender in self.silent and beat.age_ms / 1000 < self._now - self.silent[sender]:
+            # Its main loop has turned since it was suspected. What it said is true, however late
+            # it comes: at worst it is suspected again.
+            del self.silent[sender]
+
+    def _give_up_if_bearable(self) -> None:
+        """Silent is not gone: who would be missed is waited for, until the deadline."""
+        if self.silent and not self._missed(self.dead | set(self.silent)):
+            self._give_up(list(self.silent))
+
+    def _give_up(self, gone: Sequence[Member]) -> None:
+        self.dead.update(gone)
+        for member in gone:
+            self.silent.pop(member, None)
+            for spares in self.spares.values():
+                if member in spares:
+                    spares.remove(member)
+        if not set(gone).isdisjoint(self.members):
             self._change()
+
+    def _missed(self, gone: set[Member]) -> str | None:
+        """What would be lost without these, as far as is known now."""
+        promises = self.gathering.promises if self.gathering else {}
+        servers, trainers = self.install.servers, self.install.trainers
+        whole = {
+            place
+            for place, member in enumerate(servers)
+            if member not in gone
+            and (promises[member].whole if member in promises else self._was_whole(place))
+        }
+        replicas = [
+            member
+            for member in trainers
+            if member not in gone
+            and not (promises[member].blank if member in promises else member in self.blank)
+        ]
+        return self._what_is_lost(whole, bool(replicas))
+
+    def _was_whole(self, place: int) -> bool:
+        """When it took part in the view last, as far as it has told."""
+        return place not in self.install.rebuilding or self.install.servers[place] in self.whole
 
     # ------------------------------------------------------------------ a view change
 
@@ -203,14 +265,14 @@ class CoordinatorMachine:
         if gathering and promise.view == gathering.view and sender in gathering.waiting:
             gathering.waiting.discard(sender)
             gathering.promises[sender] = promise
+            self.silent.pop(sender, None)
             self._decide_if_complete()
 
     def _decide_if_complete(self) -> None:
         gathering = self.gathering
         if gathering is None or gathering.waiting or not self._all_known():
             return
-        if lost := self._what_is_lost(gathering.promises):
-            self.failure = lost
+        if lost := self._missed(self.dead):
             self._finish(lost)
             return
         for role, places in (("server", self.install.servers), ("trainer", self.install.trainers)):
@@ -225,13 +287,8 @@ class CoordinatorMachine:
                 return
         self._decide(gathering)
 
-    def _what_is_lost(self, promises: dict[Member, Promise]) -> str | None:
+    def _what_is_lost(self, whole: set[int], replicated: bool) -> str | None:
         """A sentence if the job cannot go on, naming what is gone (rule 8)."""
-        whole = {
-            place
-            for place, member in enumerate(self.install.servers)
-            if member in promises and promises[member].whole
-        }
         lost = [
             group
             for group, places in enumerate(self.layout.groups.tolist())
@@ -247,8 +304,7 @@ class CoordinatorMachine:
                 f"more than {self.layout.r} servers of a group were lost: places {gone} are gone "
                 f"or not rebuilt, which {len(lost)} groups cannot bear, among them {named}"
             )
-        replicas = [m for m in self.install.trainers if m in promises and not promises[m].blank]
-        return None if replicas else "no trainer is left that holds the dense network"
+        return None if replicated else "no trainer is left that holds the dense network"
 
     def _decide(self, gathering: Gathering) -> None:
         """Rule 8: the committed step is what everybody holds who holds anything."""
@@ -273,6 +329,7 @@ class CoordinatorMachine:
         self._unsaved = True
         self.gathering = None
         self.installed, self.whole, self.done = set(), set(), set()
+        self.blank = {m for m in trainers if m not in promises or promises[m].blank}
         for member in self.members:
             self._send(member, install)
 
@@ -326,13 +383,31 @@ class CoordinatorMachine:
     # ------------------------------------------------------------------ timers and the end
 
     def tick(self, now: float) -> Outbox:
-        self._now = now
-        if now - self._last_retry >= self.retry_s and not self.finished:
+        self._wait_longer(now - self._last_tick)
+        self._now = self._last_tick = now
+        if self.finished:
+            return self.take_outbox()
+        self._give_up_if_bearable()
+        if now - self._last_retry >= self.retry_s:
             self._last_retry = now
             self._retry(now)
         return self.take_outbox()
 
+    def _wait_longer(self, gap_s: float) -> None:
+        """Time in which this process did not run is nobody's delay but its own."""
+        if gap_s > self.retry_s:
+            self.silent = {member: since + gap_s for member, since in self.silent.items()}
+            if self.gathering:
+                self.gathering.since += gap_s
+
     def _retry(self, now: float) -> None:
+        waited_for = {**self.silent}
+        if self.gathering:
+            waited_for |= dict.fromkeys(self.gathering.waiting, self.gathering.since) | self.silent
+        late = sorted(m for m, since in waited_for.items() if now - since > self.deadline_s)
+        if late:
+            self._give_up(late)
+            return
         if self.scrubbing and self.gathering is None:
             self._ask_scrub()
         if self.gathering is None:
@@ -340,11 +415,7 @@ class CoordinatorMachine:
                 for member in self.members:
                     if member not in self.installed or self._rebuilding(member):
                         self._send(member, self._with_addresses())
-        elif now - self.gathering.since > self.deadline_s and self.gathering.waiting:
-            for member in sorted(self.gathering.waiting):
-                self.dead.add(member)
-            self._change()
-        elif now - self.gathering.since > self.deadline_s:
+        elif now - self.gathering.since > self.deadline_s and not self.gathering.waiting:
             # The processes that were asked for died before they could say hello.
             self._asked = dict.fromkeys(self._asked, 0)
             self.gathering.since = now
@@ -363,6 +434,10 @@ class CoordinatorMachine:
 
     def _finish(self, reason: str) -> None:
         self.finished = True
+        self.failure = None if reason == DONE else reason
+        # A coordinator that was replaced finds out before it stops anybody.
+        self.state = msgspec.structs.replace(self.state, ended=reason)
+        self._unsaved = True
         everybody = [*self.members, *self.spares["server"], *self.spares["trainer"], SUPERVISOR]
         for member in everybody:
             if member not in self.dead:

@@ -183,6 +183,8 @@ class Installed(Message):
 class Heartbeat(Message):
     """The sender lives. One from a member that was given up is answered with Stop."""
 
+    age_ms: int = 0  # for how long its main loop has not turned, by its own clock
+
 
 class Done(Message):
     """The last step is done here: a trainer holds all answers, a server all records; and what they
@@ -205,9 +207,10 @@ class Hello(Message):
 
 
 class Suspect(Message):
-    """Somebody noticed that a process is gone."""
+    """Somebody noticed that a process has ended (gone), or that it is silent or hangs."""
 
     member: Member
+    gone: bool
 
 
 class Spawn(Message):
