@@ -17,13 +17,16 @@ import pytest
 
 from planaria import kernels
 from planaria.coordinator.machine import CoordinatorMachine, CoordinatorState, Gathering
+from planaria.coordinator.watch import Silence, Watch
 from planaria.errors import StepError
 from planaria.kernels.types import Floats, Index, Records
 from planaria.server.machine import ServerMachine
 from planaria.server.rebuilding import Rebuilder
 from planaria.server.store import Store
-from planaria.simulator import World
-from planaria.simulator.campaigns import Outcome, run_seed, run_seeds
+from planaria.simulator import Failure, Faults, ToyJob, World
+from planaria.simulator.campaigns import Outcome, run_seed, run_seeds, schedule
+from planaria.simulator.disk import Disk
+from planaria.simulator.process import DEADLINE_S, LIMIT_S, START_S
 from planaria.trainer.machine import Gradients, TrainerMachine
 from planaria.wire.machine import Machine
 from planaria.wire.messages import (
@@ -32,7 +35,7 @@ from planaria.wire.messages import (
     Install,
     MateRequest,
     Member,
-    Promise,
+    Message,
     RangeRequest,
     View,
 )
@@ -59,6 +62,8 @@ COORDINATORS: dict[str, Any] = {
         "kill coordinator saving",
     ),
 }
+TWO_COORDINATORS: dict[str, Any] = {"count": 6, "kinds": ("kill server", "two coordinators")}
+SEVERAL_PAUSED: dict[str, Any] = {"count": 2, "kinds": ("pause several",)}
 LATE: dict[str, Any] = {
     "steps": 12,
     "network": "ragged",
@@ -282,8 +287,42 @@ class CommitsWhatAnybodyHolds(CoordinatorMachine):
 class LosesCount(CoordinatorMachine):
     """Rule 8: more than r members of a group that are dead or not whole end the job."""
 
-    def _what_is_lost(self, promises: dict[Member, Promise]) -> str | None:
+    def _what_is_lost(self, whole: set[int], replicated: bool) -> str | None:
         return None
+
+
+class TakesSilentForGone(CoordinatorMachine):
+    """Silent is not gone: who would be missed is waited for."""
+
+    def _give_up_if_bearable(self) -> None:
+        if self.silent:
+            self._give_up(list(self.silent))
+
+
+class Shared(Disk):
+    """An epoch is claimed by exclusive create, and whoever does not own its epoch is refused."""
+
+    def create(self, epoch: int, owner: Member) -> bool:
+        self.claims[epoch] = owner
+        return True
+
+    def refuses(self, epoch: int, owner: Member) -> bool:
+        return bool(self.states) and max(self.states) > epoch
+
+
+class TakesItsSleepForSilence(Watch):
+    """Who slept itself gives everybody a fresh start."""
+
+    def tick(self, now: float) -> list[Silence]:
+        self._last_tick = None
+        return super().tick(now)
+
+
+class TrustsEveryBeat(Watch):
+    """A beat beside a main loop that hangs is no sign of life."""
+
+    def heard(self, member: Member, now: float, age_s: float = 0.0) -> None:
+        super().heard(member, now)
 
 
 class SavesTooLate(CoordinatorMachine):
@@ -328,6 +367,10 @@ def broken(*machines: type[Any]) -> type[World]:
             attributes["server_class"] = machine
         elif issubclass(machine, TrainerMachine):
             attributes["trainer_class"] = machine
+        elif issubclass(machine, Disk):
+            attributes["disk_class"] = machine
+        elif issubclass(machine, Watch):
+            attributes["watch_class"] = machine
         else:
             attributes["coordinator_class"] = machine
     return type("Broken", (World,), attributes)
@@ -342,6 +385,8 @@ CONTROLS: list[tuple[str, type[World], int, dict[str, Any]]] = [
     ("rule 7, no freeze", broken(ServerDoesNotFreeze, TrainerDoesNotFreeze), 0, HARD),
     ("rule 7, not saved", broken(SavesTooLate), 63, COORDINATORS),
     ("rule 8", broken(CommitsWhatAnybodyHolds), 2, {}),
+    ("silent is not gone", broken(TakesSilentForGone), 0, SEVERAL_PAUSED),
+    ("one coordinator", broken(Shared), 0, TWO_COORDINATORS),
     ("rule 9", broken(ForgetsWithoutUndoing), 0, HARD),
     ("rule 10", broken(KeepsAcknowledgements), 11, HARD),
     ("rule 11", broken(KeepsAnswers), 3, HARD),
@@ -374,7 +419,52 @@ def test_mates_that_answer_at_once_may_be_asked_in_vain() -> None:
     assert [run_seed(seed, world, **HARD).failed for seed in range(20)] == [None] * 20
 
 
-OVER: dict[str, Any] = {"count": 8, "within_budget": False}
+@pytest.mark.parametrize("watch", [Watch, TakesItsSleepForSilence])
+def test_a_job_that_was_frozen_as_a_whole_loses_nobody(watch: type[Watch]) -> None:
+    frozen = {"count": 1, "kinds": ("pause all",), "drop": 0.0}
+    worlds = [schedule(seed, **frozen).world(broken(watch)).run() for seed in range(30)]
+    given_up = [world.given_up for world in worlds if world.given_up]
+    assert bool(given_up) == (watch is not Watch)  # the second one is the control
+
+
+class Hangs(World):
+    """One server's main loop stops for good in the middle of the job, and its heart does not."""
+
+    def on_delivery(self, sender: Member, to: Member, message: Message) -> None:
+        if self.delivered == 100:
+            self.processes["server-1"].paused_until = float("inf")
+
+
+def test_a_server_that_only_beats_is_replaced() -> None:
+    for seed in range(5):
+        assert Hangs(ToyJob(), seed, Faults(count=0)).run().given_up == {"server-1"}
+    with pytest.raises(Failure, match="hangs"):
+        type("Control", (Hangs,), {"watch_class": TrustsEveryBeat})(
+            ToyJob(), 0, Faults(count=0)
+        ).run()
+
+
+class Vanish(World):
+    """Two servers are silent from some moment on, and not known to be gone."""
+
+    def on_delivery(self, sender: Member, to: Member, message: Message) -> None:
+        if self.delivered == 100:
+            for member in ("server-1", "server-2"):
+                self.pause(member, 100.0)
+
+
+def test_who_is_needed_and_does_not_come_back_is_named_after_the_deadline() -> None:
+    world = Vanish(ToyJob(), 0, Faults(count=0, within_budget=False)).run()
+    assert world.failure is not None
+    assert "places [0, 1] are gone" in world.failure
+    assert DEADLINE_S < world.now - START_S < LIMIT_S + DEADLINE_S + 2 + 3
+
+
+OVER: dict[str, Any] = {
+    "count": 8,
+    "within_budget": False,
+    "kinds": ("kill server", "kill trainer", "kill rebuilding", "kill coordinator", "pause server"),
+}
 
 
 def test_losing_more_than_the_code_bears_is_named_and_never_wrong() -> None:

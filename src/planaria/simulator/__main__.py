@@ -16,8 +16,9 @@ from planaria.simulator.campaigns import (
     schedule,
 )
 from planaria.simulator.checks import Failure
+from planaria.simulator.process import START_S
 from planaria.simulator.toy import ToyJob
-from planaria.simulator.world import START_S, World
+from planaria.simulator.world import World
 from planaria.wire.messages import Member, Message
 
 GUIDE = """

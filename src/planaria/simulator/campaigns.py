@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 from planaria.optimizers import Optimizer
 from planaria.simulator.checks import Failure
 from planaria.simulator.faults import Faults
+from planaria.simulator.network import NETWORKS
 from planaria.simulator.toy import ToyJob
-from planaria.simulator.world import NETWORKS, World
+from planaria.simulator.world import World
 from planaria.wire.messages import Member, Message
 
 SHAPES = (  # servers, k, r, trainers

@@ -16,7 +16,7 @@ from planaria.server.digest import Digest
 from planaria.server.store import Store
 from planaria.simulator.toy import Batch, Reference, ToyDense, ToyJob, reference
 from planaria.trainer.machine import TrainerMachine
-from planaria.wire.messages import Install, View
+from planaria.wire.messages import Install, Stop, View
 
 if TYPE_CHECKING:
     from planaria.simulator.world import World
@@ -59,6 +59,11 @@ class Oracle:
         members = [*install.servers, *install.trainers]
         if install.addresses != {name: f"at {name}" for name in members}:
             raise Failure(f"{member} is not told where everybody is: {install.addresses}")
+
+    def on_stop(self, member: str, stop: Stop) -> None:
+        """Only who was given up is sent away before the end is on disk."""
+        if member not in self.world.given_up and not self.world.disk.state.ended:
+            raise Failure(f"{member} was told to leave: {stop.reason}")
 
     def on_compute(
         self, trainer: TrainerMachine, step: int, rows: dict[int, list[Floats]]

@@ -7,10 +7,12 @@ a schedule asks for more. Pauses and partitions that nobody notices cost nothing
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planaria.server.machine import ServerMachine
+from planaria.simulator.process import DEADLINE_S, LIMIT_S
 from planaria.trainer.machine import TrainerMachine
 from planaria.wire.messages import Member
 
@@ -32,12 +34,23 @@ KINDS = (
     "pause server",  # past the heartbeat limit: it wakes up fenced
     "pause trainer",
     "pause coordinator",  # another one takes over; this one wakes up fenced
-    "cut off server",  # from everybody, and suspected
+    "pause several",  # past the limit, as many as come: who is needed is waited for
+    "pause all",  # and the coordinator: nobody must be taken for dead
+    "stall",  # a pause that nobody notices
+    "stall coordinator",  # past the limit, and nobody takes over
+    "hang server",  # its heart goes on beating; perhaps past the deadline
+    "hang trainer",
+    "cut off server",  # from everybody
     "cut off trainer",
+    "mute member",  # it hears, and nobody hears it
+    "deafen member",  # the other way round
     "suspect server",  # though nothing is wrong with it
     "suspect trainer",
-    "stall",  # a pause that nobody notices
     "partition",  # two halves that do not hear each other, and nobody notices
+    "long partition",  # past the deadline; what the code can bear is on the other side
+    "burst",  # nearly everything is lost for a while
+    "disk error",  # the coordinator cannot save, and dies of it
+    "two coordinators",  # are started at the same moment
 )
 
 
@@ -49,31 +62,36 @@ class Faults:
     drop: float = 0.0  # the probability that a message is lost
     duplicate: float = 0.0  # and that it comes twice
     kinds: tuple[str, ...] = KINDS
-    pause_s: float = 1.0  # the longest pause or cut
+    pause_s: float = 1.0  # the longest pause or cut; past the limit, where that is the point
     within_budget: bool = True  # False: more than r servers of a group may go
 
 
 def plan(world: World) -> None:
     """Half of the faults come at any time, half shortly after another: during its recovery."""
-    step_s = world.network.step_s + 3 * world.faults.drop
+    step_s = world.links.network.step_s + 3 * world.faults.drop
+    job_s = step_s * (world.job.steps + 0.5)
     at = 0.0
     for number in range(world.faults.count):
         if number and world.random.random() < 0.5:
             at += world.random.expovariate(2 / step_s)
         else:
-            at = world.random.uniform(0.0, step_s * (world.job.steps + 0.5))
+            at = world.random.uniform(0.0, job_s)
         world.after(at, strike, world)
+    if world.faults.count and world.random.random() < 0.3:
+        world.after(world.random.uniform(0.0, job_s), world.scrub)
 
 
 def strike(world: World) -> None:
     """One fault, now."""
     kind = world.random.choice(world.faults.kinds)
-    if "coordinator" in kind:
+    if "coordinator" in kind or kind == "disk error":
         _strike_coordinator(world, kind)
     elif kind == "kill newborn":
         world.stillborn += 1
-    elif kind == "partition":
-        world.partition(_pause(world) / 2)
+    elif kind in ("pause several", "pause all"):
+        _pause_many(world, kind)
+    elif kind in ("partition", "long partition", "burst"):
+        _strike_network(world, kind)
     else:
         victims = _victims(world, kind)
         if victims:
@@ -84,11 +102,50 @@ def _strike_coordinator(world: World, kind: str) -> None:
     if world.coordinator not in world.processes:
         return
     if kind == "kill coordinator":
-        world.kill_coordinator()
+        world.coordinators.kill(world.coordinator)
     elif kind == "pause coordinator":
-        world.replace_coordinator(_pause(world))
+        world.coordinators.replace(_pause(world))
+    elif kind == "stall coordinator":
+        world.note(f"{kind} {world.coordinator}")
+        world.pause(world.coordinator, _past_limit(world))
+    elif kind == "two coordinators":
+        world.note(kind)
+        world.coordinators.kill(world.coordinator, successors=2)
+    elif kind == "disk error":
+        world.disk.errors += 1
     else:
-        world.coordinator_dies_saving = True
+        world.coordinators.die_saving = True
+
+
+def _strike_network(world: World, kind: str) -> None:
+    members = sorted(world.processes)
+    if kind == "burst":
+        seconds = _pause(world)
+        world.note(f"burst for {seconds:.2f} s")
+        world.burst(seconds)
+        return
+    if kind == "partition":
+        seconds = _pause(world) / 2
+        island = frozenset(m for m in members if world.random.random() < 0.5)
+    else:
+        seconds = DEADLINE_S + world.random.uniform(0.0, 3.0)
+        island = frozenset()
+        for member in world.random.sample(members, len(members)):
+            if usable(world, member) and affordable(world, island | {member}):
+                island |= {member}
+    world.note(f"{kind}: {', '.join(sorted(island))} for {seconds:.2f} s")
+    world.cut(island, seconds)
+
+
+def _pause_many(world: World, kind: str) -> None:
+    """They all come back before the deadline."""
+    members = list(world.processes)
+    if kind == "pause several":
+        members = [m for m in members if usable(world, m) and world.random.random() < 0.5]
+    seconds = _past_limit(world)
+    world.note(f"{kind}: {', '.join(members)} for {seconds:.2f} s")
+    for member in members:
+        world.pause(member, seconds + world.random.uniform(0.0, 0.1))
 
 
 def _strike_member(world: World, kind: str, victim: Member) -> None:
@@ -99,12 +156,21 @@ def _strike_member(world: World, kind: str, victim: Member) -> None:
     world.note(f"{kind}: {victim}")
     if kind == "stall":
         world.pause(victim, _pause(world) / 2)
-        return
-    world.suspect(victim, detected_s)
-    if kind.startswith("pause"):
-        world.pause(victim, _pause(world))
-    elif kind.startswith("cut"):
-        world.cut_off(victim, _pause(world))
+    elif kind.startswith("pause"):
+        world.pause(victim, _past_limit(world))
+    elif kind.startswith("hang"):
+        world.pause(victim, world.random.uniform(0.5, DEADLINE_S + 2), beats=True)
+    elif kind.startswith("suspect"):
+        world.suspect(victim, detected_s, gone=world.random.random() < 0.5)
+    else:
+        ways = {"mute member": {"into": False}, "deafen member": {"out": False}}
+        world.cut(frozenset([victim]), _past_limit(world), **ways.get(kind, {}))
+
+
+def _past_limit(world: World) -> float:
+    """Long enough to be noticed; not so long that who is needed would be given up."""
+    longest_s = min(LIMIT_S + world.faults.pause_s, DEADLINE_S)
+    return world.random.uniform(LIMIT_S, longest_s)
 
 
 def _pause(world: World) -> float:
@@ -116,6 +182,8 @@ def _victims(world: World, kind: str) -> list[Member]:
     members = [*install.servers, *install.trainers]
     if kind == "stall":
         return [member for member in members if usable(world, member)]
+    if kind in ("mute member", "deafen member"):
+        return [m for m in members if usable(world, m) and affordable(world, {m})]
     if kind == "kill spare":
         machines = {name: process.machine for name, process in world.processes.items()}
         return [
@@ -126,25 +194,31 @@ def _victims(world: World, kind: str) -> list[Member]:
             and name not in world.condemned
         ]
     pool = install.trainers if "trainer" in kind else install.servers
-    victims = [m for m in pool if usable(world, m) and affordable(world, m)]
+    victims = [m for m in pool if usable(world, m) and affordable(world, {m})]
     if kind == "kill rebuilding":
         return [m for m in victims if not world.processes[m].machine.whole]
     return victims
 
 
 def usable(world: World, member: Member) -> bool:
-    return member in world.processes and member not in world.condemned
+    """Whether it is there, and nobody has reason to think otherwise."""
+    process = world.processes.get(member)
+    if process is None or member in world.condemned or world.now < process.at_risk_until:
+        return False
+    coordinator = world.processes.get(world.coordinator)
+    given_up = coordinator.machine.dead if coordinator else ()
+    return process.role != "coordinator" and member not in given_up
 
 
-def affordable(world: World, victim: Member) -> bool:
-    """Whether the job can bear this loss, on top of what is lost already."""
+def affordable(world: World, victims: Set[Member]) -> bool:
+    """Whether the job can bear these losses, on top of what is lost already."""
     if not world.faults.within_budget:
         return True
     install = world.disk.install
     good = {
         place
         for place, member in enumerate(install.servers)
-        if member != victim and usable(world, member) and world.processes[member].machine.whole
+        if member not in victims and usable(world, member) and world.processes[member].machine.whole
     }
     groups = world.job.layout.groups.tolist()
     if any(sum(place not in good for place in group) > world.job.r for group in groups):
@@ -152,5 +226,5 @@ def affordable(world: World, victim: Member) -> bool:
     return any(
         usable(world, m) and not world.processes[m].machine.blank
         for m in install.trainers
-        if m != victim
+        if m not in victims
     )

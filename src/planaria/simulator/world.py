@@ -8,66 +8,45 @@ in faults.py, what must hold all the same in checks.py. One seed decides everyth
 from __future__ import annotations
 
 import heapq
-import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from planaria.coordinator.machine import (
-    SUPERVISOR,
-    CoordinatorMachine,
-    CoordinatorState,
-    first_state,
-)
+from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine
+from planaria.coordinator.watch import Pulse, Watch
 from planaria.kernels.types import Floats
 from planaria.server.machine import ServerMachine
 from planaria.simulator.checks import Failure, Oracle
+from planaria.simulator.coordinators import Coordinators
+from planaria.simulator.disk import Disk
 from planaria.simulator.faults import Faults, plan
+from planaria.simulator.network import NETWORKS, Cut, Links
+from planaria.simulator.process import (
+    BEAT_S,
+    PULSE_S,
+    RETRY_S,
+    SETTLED_S,
+    SPAWN_S,
+    START_S,
+    TICK_S,
+    Process,
+)
 from planaria.simulator.toy import ToyDense, ToyJob
 from planaria.trainer.machine import TrainerMachine
 from planaria.wire.machine import COORDINATOR, Machine, Outbox
-from planaria.wire.messages import NO_VIEW, Hello, Install, Member, Message, Spawn, Suspect
-
-START_S = 1000.0
-TICK_S = 0.1
-RETRY_S = 0.2
-DEADLINE_S = 5.0
-SPAWN_S = 0.02
-PULSE_S = 0.1  # how often the oracle looks
-
-
-@dataclass(frozen=True)
-class Network:
-    """How long messages take, and about how long a step then takes when none is lost."""
-
-    delays: tuple[tuple[float, float], ...]
-    """(cumulative probability, mean of an exponential distribution in s)"""
-    step_s: float
-
-    def mean_s(self, kind: float) -> float:
-        """Of the messages that `kind`, from 0 to below 1, stands for."""
-        for below, mean_s in self.delays[:-1]:
-            if kind < below:
-                return mean_s
-        return self.delays[-1][1]
-
-
-NETWORKS = {
-    "even": Network(((1.0, 0.002),), 0.04),
-    "uneven": Network(((0.6, 0.002), (0.9, 0.02), (1.0, 0.1)), 0.25),
-    "ragged": Network(((0.8, 0.001), (0.97, 0.03), (1.0, 0.5)), 0.22),
-}
-
-
-@dataclass
-class Process:
-    role: str  # server, trainer or coordinator
-    machine: Any
-    paused_until: float = 0.0
-    cut_off_until: float = 0.0
-    computing: int = 0  # of trainers: the step that the driver is computing
-    backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = field(default_factory=list)
+from planaria.wire.messages import (
+    NO_VIEW,
+    Heartbeat,
+    Hello,
+    Install,
+    Member,
+    Message,
+    Scrub,
+    Scrubbed,
+    Spawn,
+    Stop,
+    Suspect,
+)
 
 
 class World:
@@ -76,6 +55,8 @@ class World:
     server_class: type[ServerMachine] = ServerMachine
     trainer_class: type[TrainerMachine] = TrainerMachine
     coordinator_class: type[CoordinatorMachine] = CoordinatorMachine
+    disk_class: type[Disk] = Disk
+    watch_class: type[Watch] = Watch
 
     def __init__(
         self, job: ToyJob, seed: int, faults: Faults, *, spares: int = 1, network: str = "uneven"
@@ -83,27 +64,28 @@ class World:
         self.job = job
         self.seed = seed
         self.faults = faults
-        self.network = NETWORKS[network]
+        self.links = Links(NETWORKS[network], faults.drop, faults.duplicate)
         self.random = random.Random(seed)
         self.now = self.calm_at = START_S
         self.events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.sequence = 0
         self.delivered = 0
+        self.scrubs = 0  # finished ones
         self.story: list[str] = []  # the faults, for whoever reads a failure
         self.processes: dict[Member, Process] = {}
         self.dead: set[Member] = set()
-        self.condemned: set[Member] = set()  # suspected, though perhaps alive
-        self.island: frozenset[Member] = frozenset()
-        self.island_until = 0.0
-        self.last_cut_until = 0.0  # nobody is cut off after this
+        self.condemned: set[Member] = set()  # dead, or said to be
+        self.given_up: set[Member] = set()  # by any coordinator, ever
         self.stillborn = 0  # so many of the processes to come die at once
-        self.coordinator_dies_saving = False
         self.ended = False
         self.names = 0
+        self.hang_s = self.random.choice((3.0, 10.0))
         self.oracle = Oracle(self)
-        servers = [self._name("server") for _ in range(job.servers)]
-        trainers = [self._name("trainer") for _ in range(job.ranks)]
-        self.disk: CoordinatorState = first_state(servers, trainers)
+        self.disk = self.disk_class()
+        self.coordinators = Coordinators(self)
+        servers = [self.name("server") for _ in range(job.servers)]
+        trainers = [self.name("trainer") for _ in range(job.ranks)]
+        self.first_members = (servers, trainers)
         for place, member in enumerate(servers):
             machine = self.server_class(member, job.server_job(RETRY_S), fresh_place=place)
             self._start(member, "server", machine)
@@ -111,14 +93,17 @@ class World:
             self._start(member, "trainer", self._trainer(member, rank))
         for _ in range(spares):
             self._spawn("server")
-        self.coordinator = ""
-        self._start_coordinator(restarted=False)
+        self.coordinators.start_first()
         plan(self)
         self.after(PULSE_S, self._pulse)
 
+    @property
+    def coordinator(self) -> Member:
+        return self.coordinators.current
+
     # ------------------------------------------------------------------ processes
 
-    def _name(self, role: str) -> Member:
+    def name(self, role: str) -> Member:
         self.names += 1
         return f"{role}-{self.names}"
 
@@ -127,17 +112,18 @@ class World:
         return self.trainer_class(member, job, ToyDense(), fresh_rank=rank)
 
     def _start(self, member: Member, role: str, machine: Any) -> None:
-        self.processes[member] = Process(role, machine)
+        self.processes[member] = Process(role, machine, Pulse(BEAT_S, self.now))
         self._hello(member)
-        self.after(self.random.uniform(0.0, TICK_S), self._tick, member)
+        self.after(self.random.uniform(0.0, TICK_S), self.tick, member)
+        self.after(self.random.uniform(0.0, BEAT_S), self._beat, member)
 
     def _spawn(self, role: str) -> None:
-        member = self._name(role)
+        member = self.name(role)
         if self.stillborn:
             self.stillborn -= 1
             self.note(f"{member} dies at birth")
             self.dead.add(member)
-            self.suspect(member, 0.01)
+            self.suspect(member, 0.01, gone=True)
         elif role == "server":
             self._start(member, role, self.server_class(member, self.job.server_job(RETRY_S)))
         else:
@@ -150,32 +136,31 @@ class World:
             return
         if self.now >= process.paused_until:
             hello = Hello(view=NO_VIEW, member=member, role=process.role, address=f"at {member}")
-            self._send(member, COORDINATOR, hello)
+            self.send(member, COORDINATOR, hello)
         self.after(RETRY_S, self._hello, member)
 
-    def _start_coordinator(self, *, restarted: bool) -> None:
-        member = self._name("coordinator")
-        machine = self.coordinator_class(
-            self.disk,
-            self.job.layout,
-            restarted=restarted,
-            now=self.now,
-            retry_s=RETRY_S,
-            deadline_s=DEADLINE_S,
-        )
-        self.coordinator = member
-        self.processes[member] = Process("coordinator", machine)
-        for lost in sorted(self.dead | self.condemned):
-            self.suspect(lost, 0.01)
-        self._tick(member)
-
-    def _tick(self, member: Member) -> None:
+    def tick(self, member: Member) -> None:
         process = self.processes.get(member)
         if process is None:
             return
         if self.now >= process.paused_until:
-            self._finish_call(member, process.machine.tick(self.now))
-        self.after(TICK_S, self._tick, member)
+            process.pulse.turn(self.now)
+            for silence in process.watch.tick(self.now) if process.watch else ():
+                if silence.member in process.machine.members:
+                    suspect = Suspect(view=NO_VIEW, member=silence.member, gone=False)
+                    self.hand_over(SUPERVISOR, member, suspect)
+            if member in self.processes and self.now >= process.paused_until:
+                self._finish_call(member, process.machine.tick(self.now))
+        self.after(TICK_S, self.tick, member)
+
+    def _beat(self, member: Member) -> None:
+        process = self.processes.get(member)
+        if process is None:
+            return
+        if self.now >= process.paused_until or process.beats:
+            beat = Heartbeat(view=NO_VIEW, age_ms=process.pulse.beat(self.now))
+            self.send(member, COORDINATOR, beat)
+        self.after(BEAT_S, self._beat, member)
 
     # ------------------------------------------------------------------ the network
 
@@ -187,44 +172,39 @@ class World:
         """Before everything else that is due now."""
         heapq.heappush(self.events, (self.now, 0, event, arguments))
 
-    def _send(self, sender: Member, to: Member, message: Message) -> None:
-        draw = self.random.random
-        faults = self.faults
-        if faults.drop and to != SUPERVISOR and draw() < faults.drop:
-            return
-        for _ in range(2 if faults.duplicate and draw() < faults.duplicate else 1):
-            mean_s = self.network.mean_s(draw())
-            self.after(-math.log(1.0 - draw()) * mean_s, self._arrive, sender, to, message)
+    def send(self, sender: Member, to: Member, message: Message) -> None:
+        for delay_s in self.links.delays(self.random, self.now) if to != SUPERVISOR else (0.001,):
+            self.after(delay_s, self._arrive, sender, to, message)
 
     def _arrive(self, sender: Member, to: Member, message: Message) -> None:
         # Of what a killed process had sent, some was still in its buffers.
         if sender in self.dead and self.random.random() < 0.5:
             return
         to = self.coordinator if to == COORDINATOR else to
-        if self.now < self.last_cut_until and (self._is_cut_off(sender) or self._is_cut_off(to)):
-            return
-        if self.now < self.island_until and (sender in self.island) != (to in self.island):
-            return
-        self._deliver(sender, to, message)
-
-    def _is_cut_off(self, member: Member) -> bool:
-        process = self.processes.get(member)
-        return process is not None and self.now < process.cut_off_until
-
-    def _deliver(self, sender: Member, to: Member, message: Message) -> None:
         if to == SUPERVISOR:
-            if isinstance(message, Spawn):
-                for _ in range(message.count):
-                    self.after(SPAWN_S, self._spawn, message.role)
-            return
+            self._on_supervisor(message)
+        elif self.links.passes(sender, to, self.now):
+            self.deliver(sender, to, message)
+
+    def _on_supervisor(self, message: Message) -> None:
+        if isinstance(message, Spawn):
+            for _ in range(message.count):
+                self.after(SPAWN_S, self._spawn, message.role)
+        elif isinstance(message, Scrubbed):
+            self.scrubs += 1
+            if message.wrong:
+                raise Failure(f"a scrub found {message.wrong} wrong records")
+
+    def deliver(self, sender: Member, to: Member, message: Message) -> None:
         process = self.processes.get(to)
         if process is None:
             return
         if self.now < process.paused_until:
-            process.backlog.append((self._deliver, (sender, to, message)))
+            process.backlog.append((self.deliver, (sender, to, message)))
             return
-        self.delivered += 1
-        self.on_delivery(sender, to, message)
+        if not isinstance(message, Heartbeat):
+            self.delivered += 1
+            self.on_delivery(sender, to, message)
         self.hand_over(sender, to, message)
 
     def hand_over(self, sender: Member, to: Member, message: Message) -> None:
@@ -233,7 +213,12 @@ class World:
             return  # killed by `on_delivery`
         if isinstance(message, Install):
             self.oracle.on_install(to, message)
-        if process.role == "coordinator":
+        elif isinstance(message, Stop):
+            self.oracle.on_stop(to, message)
+        if process.watch:
+            age_s = message.age_ms / 1000 if isinstance(message, Heartbeat) else 0.0
+            if sender != SUPERVISOR:
+                process.watch.heard(sender, self.now, age_s)
             out = process.machine.receive(sender, message, self.now)
         else:
             out = process.machine.receive(sender, message)
@@ -252,32 +237,11 @@ class World:
         elif process.role == "trainer":
             outbox += self._drive(member, process)
         else:
-            outbox = self._save(member, process.machine, outbox)
+            outbox = self.coordinators.save(member, process.machine, outbox)
         if process.role != "coordinator" and process.machine.done and not process.machine.left:
             outbox += process.machine.leave()
         for to, message in outbox:
-            self._send(member, to, message)
-
-    def _save(self, member: Member, machine: CoordinatorMachine, outbox: Outbox) -> Outbox:
-        """Saves before anything is sent; returns what may be sent."""
-        state = machine.take_state()
-        if state is not None:
-            if state.epoch < self.disk.epoch:
-                self.note(f"{member} finds that another coordinator has taken over")
-                del self.processes[member]
-                return []
-            dies = self.coordinator_dies_saving and member == self.coordinator
-            if dies and self.random.random() < 0.3:
-                self.kill_coordinator()
-                return []
-            self.oracle.on_save(self.disk, state)
-            self.disk = state
-            if dies:
-                self.kill_coordinator()
-                return outbox[: self.random.randint(0, len(outbox))]
-        if machine.finished and member == self.coordinator:
-            self.ended = True
-        return outbox
+            self.send(member, to, message)
 
     def _drive(self, member: Member, process: Process) -> Outbox:
         """Gives ids when asked for, and starts to compute when all rows are there."""
@@ -314,78 +278,58 @@ class World:
         """A fault goes on for so long from now."""
         self.calm_at = max(self.calm_at, self.now + seconds)
 
+    def at_risk(self, member: Member, seconds: float) -> None:
+        """For so long, and until it has been heard of again, this member may be given up."""
+        self.lasts(seconds)
+        if process := self.processes.get(member):
+            process.at_risk_until = max(process.at_risk_until, self.now + seconds + SETTLED_S)
+
     def kill(self, member: Member, detected_s: float = 0.005) -> None:
         self.note(f"kill {member}")
         self.dead.add(member)
         del self.processes[member]
-        self.suspect(member, detected_s)
+        self.suspect(member, detected_s, gone=True)
 
-    def suspect(self, member: Member, delay: float) -> None:
+    def suspect(self, member: Member, delay: float, *, gone: bool) -> None:
         """The coordinator is told; the same happens when the supervisor sees an exit."""
+        if gone:
+            self.condemned.add(member)
+        self.at_risk(member, delay)
+        self.after(delay, self._tell_coordinator, Suspect(view=NO_VIEW, member=member, gone=gone))
 
-        def tell() -> None:
-            self._deliver(SUPERVISOR, self.coordinator, Suspect(view=NO_VIEW, member=member))
+    def _tell_coordinator(self, message: Message) -> None:
+        self.deliver(SUPERVISOR, self.coordinator, message)
 
-        self.condemned.add(member)
-        self.lasts(delay)
-        self.after(delay, tell)
+    def scrub(self) -> None:
+        self._tell_coordinator(Scrub(view=NO_VIEW, round=0))
 
-    def pause(self, member: Member, seconds: float) -> None:
-        self.lasts(seconds)
-        self.processes[member].paused_until = self.now + seconds
-        self.after(seconds, self._wake, member)
+    def pause(self, member: Member, seconds: float, *, beats: bool = False) -> None:
+        """It stands still; with `beats` its heart does not: it hangs, or is very busy."""
+        self.at_risk(member, seconds)
+        process = self.processes[member]
+        process.paused_until = max(process.paused_until, self.now + seconds)
+        process.beats = beats
+        self.after(seconds, self.wake, member)
 
-    def _wake(self, member: Member) -> None:
+    def wake(self, member: Member) -> None:
         process = self.processes.get(member)
         if process and self.now >= process.paused_until:
-            self.note(f"{member} wakes")
             backlog, process.backlog = process.backlog, []
             for event, arguments in backlog:
-                event(*arguments)
+                self.after(0.0, event, *arguments)
 
-    def cut_off(self, member: Member, seconds: float) -> None:
+    def cut(self, inside: frozenset[Member], seconds: float, **ways: bool) -> None:
         self.lasts(seconds)
-        self.processes[member].cut_off_until = self.now + seconds
-        self.last_cut_until = max(self.last_cut_until, self.now + seconds)
+        self.links.cuts.append(Cut(self.now + seconds, inside, **ways))
+        if self.coordinator in inside:
+            inside = frozenset(self.processes) - inside
+        for member in inside:
+            self.at_risk(member, seconds)
 
-    def partition(self, seconds: float) -> None:
-        self.lasts(seconds)
-        self.island = frozenset(m for m in self.processes if self.random.random() < 0.5)
-        self.island_until = self.now + seconds
-        self.note(f"partition: {', '.join(sorted(self.island))} for {seconds:.2f} s")
-
-    def kill_coordinator(self) -> None:
-        self.note(f"kill {self.coordinator}")
-        self.dead.add(self.coordinator)
-        del self.processes[self.coordinator]
-        self._coordinator_comes_back()
-
-    def replace_coordinator(self, seconds: float) -> None:
-        """It is paused and taken for dead; when it wakes up there is another one.
-
-        It slept, so it takes somebody else for dead then, and must find out that it is fenced.
-        """
-        old, silent = self.coordinator, self.random.choice(self.disk.install.servers)
-        self.note(f"pause {old}")
-        self.pause(old, seconds)
-        self.after(seconds + TICK_S, self._wake_fenced, old, silent)
-        self._coordinator_comes_back()
-
-    def _wake_fenced(self, old: Member, silent: Member) -> None:
-        process = self.processes.get(old)
-        if process and process.machine.state.epoch < self.disk.epoch:
-            self._deliver(SUPERVISOR, old, Suspect(view=NO_VIEW, member=silent))
-
-    def _coordinator_comes_back(self) -> None:
-        self.coordinator_dies_saving = False
-        self.coordinator = "nobody"
-        delay = self.random.uniform(0.0, 0.3)
-        self.lasts(delay + 0.02)
-
-        def start() -> None:
-            self._start_coordinator(restarted=True)
-
-        self.after(delay, start)
+    def burst(self, seconds: float) -> None:
+        self.links.burst_until = self.now + seconds
+        for member in self.processes:
+            self.at_risk(member, seconds)
 
     # ------------------------------------------------------------------ the run
 
