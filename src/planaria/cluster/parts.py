@@ -363,7 +363,7 @@ def restore_records(
     arenas = [arena.arena for arena in store.arenas]
     out = [arena.records for arena in store.arenas]
     found = Checkpoint(config.checkpoint.path, step)
-    restore(found, arenas, store.layout, store.place, out)
+    restore(found, arenas, store.layout, store.place, out, on_progress)
     store.set_all_valid()
 
 
@@ -387,7 +387,7 @@ def reload_records(
                 return found.step
     for arena in store.arenas:
         arena.records.fill(0)  # of what was half restored
-    store.initialise()
+    store.initialise(on_progress)
     return 0
 
 

@@ -40,6 +40,7 @@ from planaria.wire.messages import Member, Message
 QUALITY_SAMPLES = 16_384  # the last ones, over which it is measured while training
 EVALUATED_SAMPLES = 16_384  # at a time
 LOSSES_KEPT = 50  # of the last steps, over which the report takes the mean
+LONG_READ_S = 1.0
 WAITED_S = 5.0  # before a trainer says whom it waits for
 
 
@@ -94,7 +95,7 @@ class TrainerNode(MemberNode):
         kernels.set_threads(config.threads.trainer)
         optimizer = config.optimizer_rule
         self.arena = make_arenas(config.tables, optimizer)[0]
-        self._scanned = 0
+        self._scanned, self._reading_since = 0, time.monotonic()
         self.source = make_source(config, self._on_scanned)
         self.model = DLRM(
             len(config.tables), config.model.dim, config.model.bottom, config.model.top
@@ -131,8 +132,11 @@ class TrainerNode(MemberNode):
         self.line.tell(Ready(fingerprint=measure(config.reproducible)))
 
     def _on_scanned(self) -> None:
+        """A piece of the data was passed. That is worth a word where many lie before a sample."""
         self._scanned += 1
-        self.line.working("finding its samples", self._scanned, self._scanned + 1)
+        self.line.turn()
+        if time.monotonic() - self._reading_since > LONG_READ_S:
+            self.line.working("finding its samples", self._scanned, self._scanned + 1)
 
     # ------------------------------------------------------------------ a step
 
@@ -204,6 +208,7 @@ class TrainerNode(MemberNode):
                 1, self.trainer.rank, config.trainers, config.data.test_samples
             )
             start += config.steps * config.batch
+        self._reading_since = time.monotonic()
         batch = self.source.read(start, count)
         if step <= config.steps and len(batch) < count:
             self.data_ended = step

@@ -10,6 +10,10 @@ from planaria.optimizers import Optimizer
 from planaria.tables import Arena
 
 
+def nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class ServerJob:
     arenas: Sequence[Arena]
@@ -25,5 +29,5 @@ class ServerJob:
     scrub_every: int = 0  # steps between two verifications of all parity records; 0: never
     rebuild_bytes_per_s: int = 0  # limit of the background sweep; 0: none
     rebuild_jobs: int = 2  # how many such requests may be under way
-    on_progress: Callable[[], None] | None = None  # called now and then while records are filled
+    on_progress: Callable[[], None] = nothing  # called now and then while records are filled
     partial: bool = False  # a replacement's records come from a save, not from its stripe-mates

@@ -106,6 +106,7 @@ class ServerMachine(Machine):
             seed=job.seed,
             keep_steps=job.keep_steps,
             blank_at=blank_at,
+            on_progress=job.on_progress,
         )
         self.holders = self.store.holders
         self.rebuilder = Rebuilder(self.store, job)
