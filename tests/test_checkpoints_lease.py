@@ -1,40 +1,21 @@
-"""The lease of a folder of checkpoints: one holder, whoever dies, sleeps or races."""
+"""The lease of a folder of checkpoints: one holder, whoever dies or sleeps."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
+from checkpoint_leases import ELSEWHERE, OURS, THEIRS, lease, left_by, read
 
 from planaria.checkpoints import Lease
-from planaria.checkpoints.folders import LocalFolder, RemoteFolder
-from planaria.checkpoints.lease import ATTEMPTS, LEASE, Holder, Process
+from planaria.checkpoints.folders import RemoteFolder
+from planaria.checkpoints.lease import LEASE, Holder, Process
 from planaria.errors import ArgumentError, CheckpointError, LeaseHeld, LeaseLost
-
-OURS, THEIRS, THIRD = "0a" * 16, "b1" * 16, "c2" * 16
-ELSEWHERE = Process("another machine", 17, "4711")
-
-
-def left_by(folder: Path, process: Process, renewals: int = 0) -> None:
-    """A lease whose holder has not given it back."""
-    holder = Holder("f" * 32, THEIRS, "host-2, process 17", process, renewals)
-    (folder / LEASE).write_bytes(msgspec.json.encode(holder))
-
-
-def read(folder: Path) -> Holder:
-    return msgspec.json.decode((folder / LEASE).read_bytes(), type=Holder)
-
-
-def lease(folder: Path, job: str = OURS, **more: Any) -> Lease:
-    return Lease(folder, job, owner="host-1, process 5", **more)
-
 
 # ---------------------------------------------------------------------------- one holder
 
@@ -238,180 +219,6 @@ def test_a_lease_that_could_not_be_written_is_not_left(
     with pytest.raises(CheckpointError, match="No space left"):
         lease(tmp_path).acquire(0.0)
     assert list(tmp_path.iterdir()) == []
-
-
-# ---------------------------------------------------------------------------- races
-
-
-def race(takers: list[Callable[[], None]]) -> int:
-    """All at once; how many were not refused."""
-    barrier = threading.Barrier(len(takers))
-    won: list[int] = []
-    failed: list[Exception] = []
-
-    def take(number: int) -> None:
-        barrier.wait()
-        try:
-            takers[number]()
-            won.append(number)
-        except LeaseHeld:
-            pass
-        except Exception as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=take, args=(number,)) for number in range(len(takers))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []
-    return len(won)
-
-
-@pytest.mark.parametrize("stale", [False, True])
-def test_of_many_who_want_it_at_once_one_gets_it(tmp_path: Path, stale: bool) -> None:
-    dead = msgspec.structs.replace(Process.this(), started="1")
-    for number in range(50):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        if stale:
-            left_by(folder, dead)
-        leases = [lease(folder, job) for job in (OURS, THEIRS, THIRD, OURS)]
-        assert race([lambda one=one: one.acquire(0.0) for one in leases]) == 1  # type: ignore[misc]
-        holding = []
-        for one in leases:
-            try:
-                one.check()
-                holding.append(one)
-            except LeaseLost:
-                pass
-        assert len(holding) == 1
-
-
-def test_processes_that_race_for_a_dead_one_s_lease_are_kept_apart(tmp_path: Path) -> None:
-    code = f"""
-import sys
-from planaria.checkpoints import Lease
-from planaria.errors import LeaseHeld
-print("ready", flush=True)
-for line in sys.stdin:
-    lease = Lease({str(tmp_path)!r} + "/" + line.strip(), sys.argv[1], owner=sys.argv[1])
-    try:
-        lease.acquire(0.0)
-        lease.check()
-        print("won", flush=True)
-    except LeaseHeld:
-        print("held", flush=True)
-"""
-    dead = msgspec.structs.replace(Process.this(), started="1")
-    takers = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, job],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for job in (OURS, THEIRS)
-    ]
-    try:
-        assert [str(taker.stdout and taker.stdout.readline()) for taker in takers] == [
-            "ready\n"
-        ] * 2
-        for number in range(50):
-            (tmp_path / str(number)).mkdir()
-            left_by(tmp_path / str(number), dead)
-            for taker in takers:
-                assert taker.stdin is not None
-                taker.stdin.write(f"{number}\n")
-                taker.stdin.flush()
-            said = sorted(str(taker.stdout and taker.stdout.readline()) for taker in takers)
-            assert said == ["held\n", "won\n"]
-    finally:
-        for taker in takers:
-            taker.kill()
-            taker.communicate()
-
-
-class Between:
-    """Acts once, right before a taker compares and removes a lease that it took for dead."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
-        remove_if = LocalFolder.remove_if
-
-        def act_first(self: LocalFolder, name: str, old: bytes) -> bool:
-            monkeypatch.setattr(LocalFolder, "remove_if", remove_if)
-            act()
-            return remove_if(self, name, old)
-
-        monkeypatch.setattr(LocalFolder, "remove_if", act_first)
-
-
-def test_a_slow_taker_does_not_take_what_a_fast_one_has_just_got(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both saw the same dead lease. Removing whatever has that name now would rob the fast one."""
-    left_by(tmp_path, msgspec.structs.replace(Process.this(), started="1"))
-    fast, slow = lease(tmp_path), lease(tmp_path, THEIRS)
-    Between(monkeypatch, lambda: fast.acquire(0.0))
-    with pytest.raises(LeaseHeld, match=OURS):
-        slow.acquire(0.0)
-    fast.check()
-
-
-def test_comparing_and_removing_are_one_act(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The slow one has compared, and would remove by name whatever a fast one puts there now."""
-    left_by(tmp_path, msgspec.structs.replace(Process.this(), started="1"))
-    fast, slow = lease(tmp_path), lease(tmp_path, THEIRS)
-    refused: list[str] = []
-    pread = os.pread
-
-    def compare_then_sleep(descriptor: int, size: int, at: int) -> bytes:
-        content = pread(descriptor, size, at)
-        monkeypatch.undo()
-        try:
-            fast.acquire(0.0)
-        except LeaseHeld as why:
-            refused.append(str(why))
-        return content
-
-    monkeypatch.setattr(os, "pread", compare_then_sleep)
-    slow.acquire(0.0)
-    slow.check()
-    assert len(refused) == 1
-    with pytest.raises(LeaseLost):
-        fast.check()
-
-
-def test_a_holder_that_wakes_up_in_time_keeps_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left_by(tmp_path, ELSEWHERE)
-    ours = lease(tmp_path, stale_s=60.0)
-    with pytest.raises(LeaseHeld):
-        ours.acquire(0.0)
-    Between(monkeypatch, lambda: left_by(tmp_path, ELSEWHERE, renewals=1))
-    with pytest.raises(LeaseHeld, match="for 0 s"):
-        ours.acquire(60.0)
-    assert read(tmp_path).renewals == 1
-
-
-def test_a_folder_that_changes_hands_all_the_time_is_left_after_some_attempts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dead = msgspec.structs.replace(Process.this(), started="1")
-    attempts: list[int] = []
-
-    def come_first(self: LocalFolder, name: str, content: bytes) -> None:
-        attempts.append(1)
-        left_by(tmp_path, dead, len(attempts))
-        raise FileExistsError
-
-    monkeypatch.setattr(LocalFolder, "create", come_first)
-    with pytest.raises(LeaseHeld, match="changes hands all the time"):
-        lease(tmp_path).acquire(0.0)
-    assert len(attempts) == ATTEMPTS
 
 
 # ---------------------------------------------------------------------------- object stores
