@@ -287,9 +287,10 @@ def make_store(told: list[int] | None = None) -> Store:
     arenas = make_arenas(
         [Table("a", 30_000, 5, Initial("normal", 0.0, 0.1)), Table("b", 11, 4)], ADAM
     )
-    on_progress = None if told is None else lambda: told.append(kernels.threads())
-    given = {} if on_progress is None else {"on_progress": on_progress}
-    return Store(arenas, LAYOUT, 1, ADAM, seed=9, **given)
+    calls: list[int] = [] if told is None else told
+    return Store(
+        arenas, LAYOUT, 1, ADAM, seed=9, on_progress=lambda: calls.append(kernels.threads())
+    )
 
 
 def contents(store: Store) -> list[bytes]:
@@ -297,7 +298,7 @@ def contents(store: Store) -> list[bytes]:
 
 
 def with_cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(initialising.os, "sched_getaffinity", lambda _: set(range(count)))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(count)))
 
 
 def test_a_store_is_the_same_whatever_cores_and_pieces_it_was_made_with(

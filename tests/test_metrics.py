@@ -108,7 +108,8 @@ def test_parts_of_several_ranks_are_one_evaluation() -> None:
     parts = [Evaluation() for _ in range(3)]
     for rank, part in enumerate(parts):
         part.add(labels[rank * 333 :][: 333 + rank // 2], logits[rank * 333 :][: 333 + rank // 2])
-        assert (part.labels.dtype, part.logits.dtype) == (np.uint8, np.float32)
+        assert part.labels.dtype == np.uint8
+        assert part.logits.dtype == np.float32
     whole, merged, wrong = Evaluation(), Evaluation(), Evaluation()
     whole.add(labels, logits)
     for part in parts:

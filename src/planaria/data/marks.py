@@ -62,12 +62,13 @@ class Mark:
         body, crc = content[:-4], content[-4:]
         if len(body) < _HEAD.size or zlib.crc32(body).to_bytes(4, "little") != crc:
             return None
-        magic, *numbers = _HEAD.unpack_from(body)
+        magic, offset, lines, bit, member_crc, length = _HEAD.unpack_from(body)
         try:
             window = zlib.decompressobj().decompress(body[_HEAD.size :], WINDOW)
         except zlib.error:
             return None
-        return cls(*numbers, window) if magic == _MAGIC else None
+        mark = cls(offset, lines, bit, member_crc, length, window)
+        return mark if magic == _MAGIC else None
 
 
 BEGINNING = Mark(0, 0)
