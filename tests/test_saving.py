@@ -6,11 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
+from cluster_jobs import wait_until
 
 from planaria import Store
 from planaria.checkpoints import (
@@ -24,9 +23,8 @@ from planaria.checkpoints import (
     prune,
     restore,
 )
-from planaria.cluster import saving
-from planaria.cluster.saves import Saves
-from planaria.cluster.saving import (
+from planaria.cluster import archive, parts
+from planaria.cluster.parts import (
     Brake,
     PartSaver,
     Rest,
@@ -35,24 +33,38 @@ from planaria.cluster.saving import (
     restore_records,
 )
 from planaria.config import Config
+from planaria.control.saving import SaveMachine
 from planaria.errors import DamagedCheckpoint, StepError
 from planaria.server import snapshot
 from planaria.tables import make_arenas
+from planaria.wire.codec import decode, encode
+from planaria.wire.control import Orders, PartFailed, PartSaved, Tell, Told
+
+LIMIT_S = 60.0  # for what takes milliseconds
+STEPS = 400
 
 
 class Line:
-    """What was said to the supervisor, as it arrives there."""
+    """What was told to the supervisor, as it arrives there."""
 
     def __init__(self) -> None:
-        self.said: list[tuple[str, dict[str, Any]]] = []
+        self.told: list[PartSaved | PartFailed] = []
 
-    def say(self, event: str, **facts: Any) -> None:
-        self.said.append((event, msgspec.json.decode(msgspec.json.encode(facts))))
+    def tell(self, what: Told) -> None:
+        frames = encode(b"token", "server-0", "", Tell(number=1, what=what))
+        heard = decode(b"token", frames).message
+        assert isinstance(heard, Tell)
+        assert isinstance(heard.what, PartSaved | PartFailed)
+        self.told.append(heard.what)
+
+    @property
+    def steps(self) -> list[tuple[type[Told], int]]:
+        return [(type(one), one.step) for one in self.told]
 
 
 def config(folder: Path, *overrides: str) -> Config:
     shape = ("servers=3", "parity=1", "k=2", "model.tables=2", "model.rows=[50, 7]", "model.dim=4")
-    save = (f"checkpoint.path={folder}", "checkpoint.every_steps=5")
+    save = (f"checkpoint.path={folder}", "checkpoint.every_steps=5", f"steps={STEPS}")
     return Config.load(None, [*shape, *save, *overrides])
 
 
@@ -67,40 +79,93 @@ def stores(job: Config) -> list[Store]:
     return made
 
 
+def saver_of(job: Config, line: Line, store: Store) -> PartSaver:
+    return PartSaver(job, line.tell, 0, arenas=[a.arena for a in store.arenas])
+
+
+def finish(saver: PartSaver) -> None:
+    assert wait_until(lambda: not saver.writing, LIMIT_S)
+
+
 def save_all(job: Config, step: int, line: Line) -> list[Store]:
     made = stores(job)
     for store in made:
-        saver = PartSaver(job, line.say, 0, [a.arena for a in store.arenas])
+        saver = saver_of(job, line, store)
         saver.save(step, store.place, lambda store=store: SavedRecords(store))  # type: ignore[misc]
-        saver.close()
+        finish(saver)
     return made
 
 
 def save_dense(job: Config, step: int, line: Line) -> None:
-    saver = PartSaver(job, line.say, 0)
+    saver = PartSaver(job, line.tell, 0)
     saver.save(step, DENSE, lambda: SavedDense(np.arange(9, dtype=np.uint32)))
-    saver.close()
+    finish(saver)
 
 
-def tell(saves: Saves, line: Line, but: Callable[[int], bool] = lambda place: False) -> None:
-    for event, facts in line.said:
-        if not but(facts["place"]):
-            (saves.on_saved if event == "saved" else saves.on_failed)(facts)
+def saved_by_all(job: Config, step: int) -> Line:
+    line = Line()
+    save_all(job, step, line)
+    save_dense(job, step, line)
+    return line
+
+
+def hear(saves: SaveMachine, line: Line, but: Callable[[int], bool] = lambda place: False) -> None:
+    """All that was told, and the work that follows from it."""
+    for one in line.told:
+        if not but(one.place):
+            pass_on(saves, one)
+    do_work(saves)
+
+
+def pass_on(saves: SaveMachine, told: PartSaved | PartFailed, now: float = 0.0) -> None:
+    if isinstance(told, PartSaved):
+        saves.on_part(told, now)
+    else:
+        saves.on_part_failed(told, now)
+
+
+def do_work(saves: SaveMachine, now: float = 0.0) -> None:
+    """Until none is left."""
+    while work := saves.take_work():
+        for one in work:
+            if (outcome := archive.do(one, saves.config, "", None)) is not None:
+                archive.tell(outcome, saves, saves.notes.append, now)
+
+
+def rebuilding(step: int, place: int) -> PartFailed:
+    return PartFailed(step=step, place=place, why="this server is being rebuilt", late=False)
 
 
 # ---------------------------------------------------------------------------- when
 
 
 def test_a_step_is_due_once_and_only_if_it_was_reached_here(tmp_path: Path) -> None:
-    saver = PartSaver(config(tmp_path), Line().say, 0)
+    saver = PartSaver(config(tmp_path), Line().tell, 0)
     assert [saver.due(step) for step in (0, 1, 4, 5, 5, 6, 12)] == [
         *[None, None, None, 5],
         *[None, None, 10],
     ]
-    resumed = PartSaver(config(tmp_path), Line().say, 10)
+    resumed = PartSaver(config(tmp_path), Line().tell, 10)
     assert [resumed.due(step) for step in (10, 11, 15)] == [None, None, 15]
-    never = PartSaver(config(tmp_path, "checkpoint.every_steps=0"), Line().say, 0)
+    never = PartSaver(config(tmp_path, "checkpoint.every_steps=0"), Line().tell, 0)
     assert never.due(5) is None
+
+
+def test_the_last_step_is_due_whatever_the_interval_and_can_be_asked_for_again(
+    tmp_path: Path,
+) -> None:
+    job = config(tmp_path, "steps=12")
+    saver = PartSaver(job, Line().tell, 10)
+    assert [saver.due(11), saver.due(12), saver.due(12)] == [None, 12, None]
+    saver.not_yet(12)  # this server is not whole yet, say
+    assert [saver.due(12), saver.due(12)] == [12, None]
+    assert not saver.last_done
+    replacement = PartSaver(job, Line().tell, 0)
+    assert replacement.due(12, Orders(saved=12)) is None
+    assert replacement.last_done
+    if_due = PartSaver(config(tmp_path, "steps=12", "checkpoint.last_step=if_due"), Line().tell, 10)
+    assert if_due.due(12) is None
+    assert if_due.last_done
 
 
 class Late(SavedRecords):
@@ -109,7 +174,7 @@ class Late(SavedRecords):
     gate: threading.Event
 
     def write(self, part: PartWriter, rest: Rest = lambda done: None) -> None:
-        self.gate.wait(10)
+        self.gate.wait(LIMIT_S)
         super().write(part, rest)
 
 
@@ -122,17 +187,19 @@ def test_a_save_is_of_its_instant_and_the_next_one_waits_for_the_writer(tmp_path
     job = config(tmp_path, "cluster.deadline_s=0.6", "cluster.retry_ms=100")
     line, store = Line(), stores(job)[0]
     before = store.arenas[0].records[: store.arenas[0].data_records].copy()
-    saver = PartSaver(job, line.say, 0, [a.arena for a in store.arenas])
+    saver = saver_of(job, line, store)
     late = Late(store)
     late.gate = threading.Event()
     saver.save(5, 0, lambda: late)
     step(store)  # training goes on
     saver.save(10, 0, lambda: SavedRecords(store))
-    assert [(event, facts["step"]) for event, facts in line.said] == [("save failed", 10)]
-    assert "still being written" in line.said[0][1]["why"]
+    [failed] = line.told
+    assert isinstance(failed, PartFailed)
+    assert failed.step == 10
+    assert "still being written" in failed.why
     late.gate.set()
-    saver.close()
-    assert [event for event, _ in line.said] == ["save failed", "saved"]
+    finish(saver)
+    assert line.steps == [(PartFailed, 10), (PartSaved, 5)]
     assert store.snapshot is None
     [part] = (tmp_path / "step-00000005").glob("*.part")
     assert before[: store.arenas[0].layout.slots].tobytes() in part.read_bytes()
@@ -143,15 +210,17 @@ def test_a_synchronous_save_is_durable_before_anything_goes_on(tmp_path: Path) -
     for mode in ("sync", "async"):
         job, line = config(tmp_path / mode, f"checkpoint.mode={mode}"), Line()
         store = stores(job)[0]
-        saver = PartSaver(job, line.say, 0, [a.arena for a in store.arenas])
+        saver = saver_of(job, line, store)
         late = Late(store)
         late.gate = threading.Event()
         threading.Timer(0.3, late.gate.set).start()
         saver.save(5, 0, lambda late=late: late)  # type: ignore[misc]
-        assert [event for event, _ in line.said] == (["saved"] if mode == "sync" else [])
+        assert line.steps == ([(PartSaved, 5)] if mode == "sync" else [])
         step(store)
-        saver.close()
-        blocked[mode] = line.said[0][1]["blocked_s"]
+        finish(saver)
+        [saved] = line.told
+        assert isinstance(saved, PartSaved)
+        blocked[mode] = saved.blocked_s
     assert blocked["sync"] > 0.25
     assert blocked["async"] < 0.25
 
@@ -166,7 +235,7 @@ def rested(brake: Brake, done: float) -> float:
 
 
 def test_a_writer_rests_unless_it_is_late_or_somebody_waits() -> None:
-    assert rested(Brake(1000.0), 0.5) > 0.003 / saving.CPU_SHARE / 2
+    assert rested(Brake(1000.0), 0.5) > 0.003 / parts.CPU_SHARE / 2
     assert rested(Brake(1000.0), 0.0) == 0  # nothing is written yet, so it is late
     assert rested(Brake(0.0), 0.5) == 0
     waited_for = Brake(1000.0)
@@ -178,28 +247,34 @@ def test_a_writer_rests_unless_it_is_late_or_somebody_waits() -> None:
 def test_who_waits_for_a_resting_writer_waits_no_longer_than_it_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spread: float
 ) -> None:
-    monkeypatch.setattr(saving, "CPU_SHARE", 1e-9)
-    monkeypatch.setattr(saving, "SPREAD", spread)
+    monkeypatch.setattr(parts, "CPU_SHARE", 1e-9)
+    monkeypatch.setattr(parts, "SPREAD", spread)
     monkeypatch.setattr(snapshot, "PIECE_BYTES", 128)
     job, line = config(tmp_path), Line()
     store = stores(job)[0]
-    saver = PartSaver(job, line.say, 0, [a.arena for a in store.arenas])
+    saver = saver_of(job, line, store)
     assert [saver.due(step) for step in (1, 5)] == [None, 5]
     saver.save(5, 0, lambda: SavedRecords(store))
-    for _ in range(100):
-        if line.said:
-            break
-        time.sleep(0.01)
-    assert len(line.said) == (spread == 0)  # the control is done by itself
-    began = time.monotonic()
-    saver.close()
-    assert time.monotonic() - began < 5
-    [(event, facts)] = line.said
-    assert event == "saved"
-    assert (facts["rested_s"] > 0.5) == (spread > 0)
+    if spread:
+        time.sleep(1.0)
+    else:
+        finish(saver)  # the control is done by itself
+    assert len(line.told) == (spread == 0)
+
+    def save_last() -> bool:
+        """As a process does that has nothing else to do: it asks again."""
+        if saver.due(STEPS) is not None:
+            saver.save(STEPS, 0, lambda: SavedRecords(store))
+        return saver.last_done
+
+    assert wait_until(save_last, LIMIT_S)
+    assert line.steps == [(PartSaved, 5), (PartSaved, STEPS)]
+    first = line.told[0]
+    assert isinstance(first, PartSaved)
+    assert (first.rested_s > 0.5) == (spread > 0)
     synchronous = config(tmp_path / "sync", "checkpoint.mode=sync")
-    monkeypatch.setattr(saving, "SPREAD", 1e9)
-    saver = PartSaver(synchronous, line.say, 0, [a.arena for a in store.arenas])
+    monkeypatch.setattr(parts, "SPREAD", 1e9)
+    saver = saver_of(synchronous, line, store)
     saver.due(1)
     saver.save(5, 0, lambda: SavedRecords(store))  # returns, though it would rest for ever
     one, other = (
@@ -212,13 +287,42 @@ def test_a_part_that_cannot_be_written_ends_its_snapshot(tmp_path: Path) -> None
     (tmp_path / "file").write_text("no folder")
     job, line = config(tmp_path / "file"), Line()
     store = stores(job)[0]
-    saver = PartSaver(job, line.say, 0, [a.arena for a in store.arenas])
+    saver = saver_of(job, line, store)
     for number in (5, 10):
         saver.save(number, 0, lambda: SavedRecords(store))
-        saver.close()
+        finish(saver)
         assert store.snapshot is None
-    assert [event for event, _ in line.said] == ["save failed", "save failed"]
-    assert "was not saved" in line.said[1][1]["why"]
+    assert line.steps == [(PartFailed, 5), (PartFailed, 10)]
+    assert isinstance(line.told[1], PartFailed)
+    assert "was not saved" in line.told[1].why
+
+
+@pytest.mark.parametrize("stall_s", [LIMIT_S, 0.05])
+def test_a_last_part_is_given_up_only_when_nothing_of_it_was_written_for_long(
+    tmp_path: Path, stall_s: float
+) -> None:
+    job = config(tmp_path, f"checkpoint.stall_s={stall_s}")
+    line, store = Line(), stores(job)[0]
+    saver, late = saver_of(job, line, store), Late(store)
+    late.gate = threading.Event()
+    saver.save(STEPS, 0, lambda: late)
+
+    def is_given_up() -> bool:
+        saver.give_up_stalled(0)
+        return saver.last_done
+
+    assert not is_given_up()  # it has just begun, and the machine's clock has not
+    if stall_s == LIMIT_S:
+        assert not is_given_up()
+    else:
+        assert wait_until(is_given_up, LIMIT_S)
+        [failed] = line.told
+        assert isinstance(failed, PartFailed)
+        assert failed.step == STEPS
+        assert "nothing was written for" in failed.why
+    late.gate.set()
+    finish(saver)
+    assert line.steps[-1] == (PartSaved, STEPS)
 
 
 # ---------------------------------------------------------------------------- what counts
@@ -227,16 +331,18 @@ def test_a_part_that_cannot_be_written_ends_its_snapshot(tmp_path: Path) -> None
 def test_a_checkpoint_counts_with_its_last_part_and_is_restored_onto_other_servers(
     tmp_path: Path,
 ) -> None:
-    job, line, shown = config(tmp_path), Line(), list[str]()
+    job, line = config(tmp_path), Line()
     made = save_all(job, 5, line)
-    saves = Saves(job, shown.append)
-    tell(saves, line)
-    assert saves.found == []
+    saves = SaveMachine(job, 0, 0.0)
+    hear(saves, line)
+    assert saves.published == []
+    assert saves.waits_for() == {5: [DENSE]}
     assert latest(tmp_path).checkpoint is None
     dense = Line()
     save_dense(job, 5, dense)
-    tell(saves, dense)
-    assert [one["step"] for one in saves.found] == [5]
+    hear(saves, dense)
+    assert [one["step"] for one in saves.published] == [5]
+    assert saves.newest() == 5
     assert latest(tmp_path, verify=True).checkpoint is not None
     other = config(tmp_path, "servers=5", "parity=2", "k=3")
     arenas = make_arenas(job.tables, job.optimizer_rule)
@@ -258,51 +364,67 @@ def sum_of(made: list[Store]) -> str:
 
 
 def test_a_lost_part_is_noticed_at_the_next_checkpoint_and_at_the_end(tmp_path: Path) -> None:
-    job, shown = config(tmp_path), list[str]()
-    saves = Saves(job, shown.append)
+    job = config(tmp_path, "checkpoint.last_step=if_due")
+    saves = SaveMachine(job, 0, 0.0)
     for step in (5, 10, 15):
-        line = Line()
-        save_all(job, step, line)
-        save_dense(job, step, line)
-        tell(saves, line, but=lambda place, step=step: step != 10 and place == 1)  # type: ignore[misc]
-    assert [(one["step"], "failed" in one) for one in saves.found] == [(10, False), (5, True)]
-    assert "server:1 ended before it was saved" in saves.found[1]["failed"]
-    saves.close()
-    assert saves.found[2]["step"] == 15
+        line = saved_by_all(job, step)
+        hear(saves, line, but=lambda place, step=step: step != 10 and place == 1)  # type: ignore[misc]
+    assert [(one["step"], "failed" in one) for one in saves.published] == [(10, False), (5, True)]
+    assert "server:1 ended before it was saved" in saves.published[1]["failed"]
+    saves.close(0.0)
+    do_work(saves)
+    assert saves.published[2]["step"] == 15
     assert [one.step for one in list_checkpoints(tmp_path)] == [10]  # nothing half is left
-    assert saves.way_back(0) == "; go on from the checkpoint of step 10 with --resume"
-    assert Saves(job, shown.append).way_back(0) == ""
+    assert saves.way_back() == "; go on from the checkpoint of step 10 with --resume"
+    assert SaveMachine(job, 0, 0.0).way_back() == ""
 
 
 def test_a_replacement_that_skips_a_step_does_not_undo_its_predecessors_part(
     tmp_path: Path,
 ) -> None:
     job = config(tmp_path)
-    saves, line = Saves(job, lambda line: None), Line()
+    saves, line = SaveMachine(job, 0, 0.0), Line()
     save_all(job, 5, line)
-    tell(saves, line)
-    saves.on_failed({"step": 5, "place": 1, "why": "this server is being rebuilt", "late": False})
+    hear(saves, line)
+    saves.on_part_failed(rebuilding(5, 1), 0.0)
     dense = Line()
     save_dense(job, 5, dense)
-    tell(saves, dense)
-    assert [list(one) for one in saves.found] == [
+    hear(saves, dense)
+    assert [list(one) for one in saves.published] == [
         ["step", "base", "rows", "seconds", "blocked_s", "bytes"]
     ]
-    saves.on_failed({"step": 10, "place": 1, "why": "this server is being rebuilt", "late": False})
-    line = Line()
-    save_all(job, 10, line)
-    save_dense(job, 10, line)
-    tell(saves, line, but=lambda place: place == 1)
-    assert saves.found[1] == {"step": 10, "failed": "this server is being rebuilt"}
+    saves.on_part_failed(rebuilding(10, 1), 0.0)
+    hear(saves, saved_by_all(job, 10), but=lambda place: place == 1)
+    assert saves.published[1] == {"step": 10, "failed": "this server is being rebuilt"}
+
+
+def test_a_part_that_a_replacement_saves_again_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    job = config(tmp_path)
+    saves, line, again = SaveMachine(job, 0, 0.0), Line(), Line()
+    save_all(job, STEPS, line)
+    hear(saves, line)  # then server:1 is killed, and its replacement saves the last step again
+    save_all(job, STEPS, again)
+    [part] = [one for one in again.told if one.place == 1]
+    pass_on(saves, part)
+    dense = Line()
+    save_dense(job, STEPS, dense)
+    hear(saves, dense)
+    assert isinstance(part, PartSaved)
+    found = latest(tmp_path, verify=True).checkpoint
+    assert found is not None
+    assert found.manifest.part_of(1) == part.part
+    [one] = saves.published
+    assert one["bytes"] == sum(summary.bytes for summary in found.manifest.parts)
+    failed = SaveMachine(job, 0, 0.0)
+    failed.on_part_failed(rebuilding(STEPS, 1), 0.0)  # this time the first one says that it cannot
+    pass_on(failed, part)
+    assert failed.waits_for() == {STEPS: [DENSE, 0, 2]}
 
 
 def test_what_is_given_up_is_removed_and_later_steps_are_not_pruned(tmp_path: Path) -> None:
     job = config(tmp_path, "checkpoint.keep_last=1")
     for step in (20, 5, 10):  # as if 20 was damaged, and the job was resumed before it
-        line = Line()
-        save_all(job, step, line)
-        save_dense(job, step, line)
-        tell(Saves(job, lambda line: None), line)
+        hear(SaveMachine(job, 0, 0.0), saved_by_all(job, step))
     assert [one.step for one in list_checkpoints(tmp_path)] == [10, 20]
     assert prune(tmp_path, 1) == [10]
     discard(tmp_path, 20)
@@ -323,11 +445,11 @@ def test_fewer_bits_move_weights_a_little_and_optimizer_state_not_at_all(
         job, line = config(tmp_path / name, f"checkpoint.bits={chosen}", *one), Line()
         arenas = make_arenas(job.tables, job.optimizer_rule)
         store = Store(arenas, job.layout, 0, job.optimizer_rule, seed=1)
-        saver = PartSaver(job, line.say, 0, arenas)
+        saver = saver_of(job, line, store)
         saver.save(5, 0, lambda store=store: SavedRecords(store))  # type: ignore[misc]
-        saver.close()
+        finish(saver)
         save_dense(job, 5, line)
-        tell(Saves(job, lambda line: None), line)
+        hear(SaveMachine(job, 0, 0.0), line)
         found = Checkpoint(tmp_path / name, 5)
         assert found.manifest.bits == chosen
         sizes[name] = found.manifest.bytes

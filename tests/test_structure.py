@@ -27,6 +27,7 @@ ORDER = [
     "checkpoints",
     "data",
     "config",
+    "exactness",
     "schedule",
     "wire",
     "server",

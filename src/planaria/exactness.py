@@ -9,8 +9,9 @@ With `reproducible: portable` the environment of trainers pins every one of thes
 all x86 CPUs have, and the CPU is left out of the fingerprint. What was found about each, with the
 built-in model on torch 2.13: ATen's level changes bits (loops of the `default` level are plain
 C++), MKL's branch does (COMPATIBLE is the one that MKL promises to be equal on all x86 CPUs), the
-number of threads does. oneDNN's level changes convolutions, which the built-in model has none of;
-glibc's use of FMA changes results of its math functions, which the `default` level calls.
+number of threads does. oneDNN's level changes convolutions, of which the built-in model has none;
+glibc's use of FMA changes its math functions (exp of doubles was seen to), and the `default` level
+calls them.
 """
 
 from __future__ import annotations
@@ -40,15 +41,11 @@ PORTABLE = {
 }
 """What makes torch compute the same bits on all x86 CPUs. Read when a process starts."""
 
-SETTINGS = (
-    "MKL_CBWR",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "MKL_DEBUG_CPU_TYPE",
-    "ONEDNN_MAX_CPU_ISA",
-    "ONEDNN_DEFAULT_FPMATH_MODE",
-    "GLIBC_TUNABLES",
-)
+SETTINGS = ("MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "GLIBC_TUNABLES")
 """Variables that choose code; ATEN_CPU_CAPABILITY shows in the capability that torch tells."""
+
+OF_ONE_CPU = ("MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE")
+"""Others, which MKL does not look at under MKL_CBWR=COMPATIBLE."""
 
 LEVELS = ("DEFAULT", "AVX2", "AVX512")  # of ATen on x86, lowest first
 CPU_FEATURES = ("avx", "fma", "avx2", "avx512f", "avx512_bf16", "amx_tile")  # what BLAS looks at
@@ -62,7 +59,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     capability: str  # ATen's level
     threads: int
     blas: str
-    settings: dict[str, str]  # of SETTINGS, those that are set
+    settings: dict[str, str]  # the variables that are set
     libc: str
     machine: str  # architecture and byte order
     cpu: str  # vendor and features; "" where portable, because it must not matter
@@ -91,13 +88,14 @@ def measure(mode: Reproducible) -> Fingerprint:
     import torch
 
     portable = mode == "portable"
+    named = SETTINGS if portable else SETTINGS + OF_ONE_CPU
     return Fingerprint(
         portable=portable,
         torch=str(torch.__version__),
         capability=torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(),
         blas=_blas_of(torch.__config__.show()),
-        settings={name: os.environ[name] for name in SETTINGS if os.environ.get(name)},
+        settings={name: os.environ[name] for name in named if os.environ.get(name)},
         libc=" ".join(platform.libc_ver()).strip(),
         machine=f"{platform.machine()}, {sys.byteorder}-endian",
         cpu="" if portable else _cpu_of(_cpu_info()),
@@ -156,8 +154,7 @@ def _about_capability(mine: Fingerprint, theirs: Fingerprint) -> str:
     both_known = mine.capability in LEVELS and theirs.capability in LEVELS
     if both_known and LEVELS.index(theirs.capability) < LEVELS.index(mine.capability):
         return text + f"set ATEN_CPU_CAPABILITY={theirs.capability.lower()}"
-    unset = "unset ATEN_CPU_CAPABILITY, " if "ATEN_CPU_CAPABILITY" in os.environ else ""
-    return text + unset + _ANOTHER_CPU
+    return text + f"unset ATEN_CPU_CAPABILITY if it is set here, else {_ANOTHER_CPU}"
 
 
 def _about_settings(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Iterable[str]:

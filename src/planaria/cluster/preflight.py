@@ -1,2 +1,273 @@
-def check(config):
+"""Whether this machine can carry the job: asked before anything starts, everything at once.
+
+Records and parity are counted exactly, from the layout; what processes take beside them is
+estimated. All is for one machine that runs the whole job.
+"""
+
+from __future__ import annotations
+
+import resource
+import secrets
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from planaria.checkpoints import RAW_BITS
+from planaria.checkpoints.folders import LocalFolder, open_folder
+from planaria.cluster.facts import Facts, read_facts
+from planaria.config import Config
+from planaria.errors import CheckpointError, ConfigError
+from planaria.tables import make_arenas
+from planaria.trainer.dense import dlrm_layers
+
+TRAINER_BYTES = 250 << 20  # torch, loaded
+SERVER_BYTES = 60 << 20  # and the coordinator
+TASKS_BESIDE = 6  # threads of a process that compute nothing: transport, beats, a writer
+DESCRIPTORS_PER_PEER = 3
+DESCRIPTORS_BESIDE = 100  # libraries, logs, files of a checkpoint
+SOCKET_NAME = "/coordinator-00000.ipc"  # the longest in the job's folder
+SUN_PATH_BYTES = 107
+NEARLY_ALL = 0.8
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of all processes of a job on one machine, by purpose."""
+
+    records: int
+    parity: int
+    history: int
+    processes: int  # code, batches, the dense network
+
+    @property
+    def total(self) -> int:
+        return self.records + self.parity + self.history + self.processes
+
+
+def check(
+    config: Config,
+    start_bytes: int = 0,
+    *,
+    folder: Path | None = None,
+    facts: Facts | None = None,
+) -> list[str]:
+    """Notes for the user; raises ConfigError with all problems, one per line.
+
+    start_bytes: of the checkpoint that the job starts from, which its folder has already.
+    folder: the job's, where its sockets will be.
+    """
+    facts = read_facts() if facts is None else facts
+    problems = [
+        *_memory_problems(config, facts),
+        *_descriptor_problems(config, facts),
+        *_task_problems(config, facts),
+        *_address_problems(config, folder),
+    ]
+    notes = list(_memory_notes(config, facts))
+    if config.checkpoint.path is not None and config.saves:
+        probed = _folder_problems(config.checkpoint.path)
+        free = None if probed else _free_space(config.checkpoint.path)
+        problems += probed or _space_problems(config, free)
+        notes += _space_notes(config, start_bytes, free)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return notes
+
+
+def raise_descriptor_limit() -> None:
+    """To what may be had; processes that are started later inherit it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+# ---------------------------------------------------------------------------------------- memory
+
+
+def memory_needed(config: Config) -> Memory:
+    records = parity = history = 0
+    touched = config.batch * config.model.tables  # distinct rows of a step, at most
+    for arena in make_arenas(config.tables, config.optimizer_rule):
+        layout = config.layout.arena(arena.rows)
+        data = sum(layout.data_records(place) for place in config.layout.places)
+        held = sum(layout.records(place) for place in config.layout.places)
+        records += data * arena.words * 4 + held // 8  # and a bit that says whether it is valid
+        parity += (held - data) * arena.words * 4
+        change = (arena.words * 4 + 8) * (1 + config.r)  # a delta and an index, here and there
+        history += min(touched, arena.rows) * change * config.history.steps
+    servers = config.servers + config.spares + 1  # the coordinator is as large
+    of_trainers = config.ranks * (TRAINER_BYTES + 4 * _dense_words(config)) + _batch_bytes(config)
+    return Memory(records, parity, history, servers * SERVER_BYTES + of_trainers)
+
+
+def _dense_words(config: Config) -> int:
+    """Weights and optimizer state, the last deltas of them, and a gradient."""
+    parameters = sum(
+        layer.parameters
+        for layer in dlrm_layers(
+            config.model.tables, config.model.dim, config.model.bottom, config.model.top
+        )
+    )
+    return 3 * config.optimizer_rule.record_words(parameters) + parameters
+
+
+def _batch_bytes(config: Config) -> int:
+    """Of all trainers: embeddings and their gradients, as looked up and as pushed."""
+    return config.batch * config.model.tables * config.model.dim * 4 * 4
+
+
+def _memory_problems(config: Config, facts: Facts) -> Iterator[str]:
+    needed = memory_needed(config)
+    if facts.memory_bytes is not None and needed.total > facts.memory_bytes:
+        most_rows = max(config.model.table_rows)
+        yield (
+            f"model.rows: {config.model.tables} tables of up to {most_rows:,} rows need "
+            f"{_size(needed.total)} of memory on this machine (records {_size(needed.records)}, "
+            f"parity {_size(needed.parity)}, history {_size(needed.history)}, processes "
+            f"{_size(needed.processes)}), but {_size(facts.memory_bytes)} are free; "
+            f"{_what_to_lower(needed)}"
+        )
+
+
+def _what_to_lower(needed: Memory) -> str:
+    if needed.processes > needed.total // 2:
+        return "lower servers, spares, trainers or batch"
+    if needed.history > needed.total // 2:
+        return "lower history.steps or batch"
+    cheaper = " or parity, raise k" if needed.parity else ""
+    return f"lower model.rows, model.dim{cheaper}, or take an optimizer with less state"
+
+
+def _memory_notes(config: Config, facts: Facts) -> Iterator[str]:
+    needed = memory_needed(config).total
+    if facts.memory_bytes is not None and needed > NEARLY_ALL * facts.memory_bytes:
+        yield f"the job takes {_size(needed)} of the {_size(facts.memory_bytes)} of free memory"
+
+
+# --------------------------------------------------------------------- descriptors and processes
+
+
+def _processes(config: Config) -> int:
+    """Servers, spares, trainers, coordinator, the one that trainers are forked from."""
+    return config.servers + config.spares + config.ranks + 2
+
+
+def descriptors_needed(config: Config) -> int:
+    """Of the process that has most: it knows all others."""
+    return DESCRIPTORS_PER_PEER * _processes(config) + DESCRIPTORS_BESIDE
+
+
+def _descriptor_problems(config: Config, facts: Facts) -> Iterator[str]:
+    needed = descriptors_needed(config)
+    if facts.descriptors is not None and needed > facts.descriptors:
+        yield (
+            f"servers: a process among {_processes(config)} needs about {needed} open files, but "
+            f"the limit is {facts.descriptors}; raise it (ulimit -Hn {needed}, or nofile of the "
+            "container or service), or lower servers, spares or trainers"
+        )
+
+
+def tasks_needed(config: Config) -> int:
+    of_servers = (config.servers + config.spares + 1) * (config.threads.server + TASKS_BESIDE)
+    return of_servers + (config.ranks + 1) * (config.threads.trainer + TASKS_BESIDE)
+
+
+def _task_problems(config: Config, facts: Facts) -> Iterator[str]:
+    needed = tasks_needed(config)
+    if facts.tasks is not None and needed > facts.tasks:
+        yield (
+            f"servers: {_processes(config)} processes have about {needed} threads, but only "
+            f"{facts.tasks} more may be started; raise the limit (ulimit -u, or pids of the "
+            "container), or lower servers, spares, trainers or threads"
+        )
+
+
+# ------------------------------------------------------------------------------------- addresses
+
+
+def _address_problems(config: Config, folder: Path | None) -> Iterator[str]:
+    host = config.cluster.host
+    if config.cluster.transport == "ipc":
+        length = 0 if folder is None else len(f"{folder}{SOCKET_NAME}".encode())
+        if length > SUN_PATH_BYTES:
+            yield (
+                f"cluster.transport: names of sockets in {folder} have {length} bytes, but "
+                f"{SUN_PATH_BYTES} is the most; choose a folder with a shorter name, or tcp"
+            )
+        return
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as listener:
+            listener.bind(address)
+    except OSError as error:
+        yield (
+            f"cluster.host: cannot listen on {host}: {error.strerror or error}; give a name or IP "
+            "address of this machine"
+        )
+
+
+# ------------------------------------------------------------------------------------ checkpoints
+
+
+def checkpoint_bytes(config: Config) -> int:
+    """Of a full one: all rows once, and the dense network. Weights may have fewer bits."""
+    total = 4 * _dense_words(config) // 3
+    for arena in make_arenas(config.tables, config.optimizer_rule):
+        saved_bits = 32 * (arena.words - arena.dim) + config.checkpoint.bits * arena.dim
+        total += arena.rows * (saved_bits // 8 + (8 if config.checkpoint.bits < RAW_BITS else 0))
+    return total
+
+
+def _folder_problems(path: str) -> list[str]:
+    """Whether a file can be written there, read back and removed."""
+    name, content = f"probe-{secrets.token_hex(4)}.tmp", secrets.token_bytes(32)
+    try:
+        folder = open_folder(path)
+        folder.write(name, content)
+        try:
+            if folder.read(name) != content:
+                return [f"checkpoint.path: {path} gives back other bytes than were written"]
+        finally:
+            folder.remove(name)
+    except CheckpointError as error:
+        return [f"checkpoint.path: {error}"]
+    except OSError as error:
+        return [
+            f"checkpoint.path: {path} cannot be written: {error.strerror or error}; check that it "
+            "is there and yours, or choose another"
+        ]
     return []
+
+
+def _free_space(path: str) -> int | None:
+    folder = open_folder(path)
+    return shutil.disk_usage(folder.path).free if isinstance(folder, LocalFolder) else None
+
+
+def _space_problems(config: Config, free: int | None) -> list[str]:
+    size = checkpoint_bytes(config)
+    if free is None or size <= free:
+        return []
+    return [
+        f"checkpoint.path: a checkpoint has {_size(size)}, but {config.checkpoint.path} has room "
+        f"for {_size(free)}; make room, choose another folder, or lower checkpoint.bits"
+    ]
+
+
+def _space_notes(config: Config, start_bytes: int, free: int | None) -> Iterator[str]:
+    kept = config.checkpoint.keep_last + 1  # an old one goes when the new one is there
+    needed = kept * checkpoint_bytes(config) - start_bytes
+    if free is not None and needed > free:
+        yield (
+            f"{config.checkpoint.path} has room for {_size(free)}, but checkpoint.keep_last = "
+            f"{kept - 1} full checkpoints and the next one take {_size(needed)} more"
+        )
+
+
+def _size(count: float) -> str:
+    for unit in ("kB", "MB", "GB"):
+        count /= 1000
+        if count < 1000:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1000:,.1f} TB"
