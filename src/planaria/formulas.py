@@ -40,13 +40,11 @@ def partial_recovery_overhead(*, save: float, interval: float, repair: float, mt
 
 
 def partial_interval(pls: float, mtbf: float, servers: int) -> float:
-    """The time between saves that loses the share `pls` of the samples, on average."""
+    """The time between saves that loses the share `pls` (CPR's portion of lost samples) on average.
+
+    A failure loses half an interval's samples of one server.
+    """
     return 2 * pls * servers * mtbf
-
-
-def expected_pls(interval: float, mtbf: float, servers: int) -> float:
-    """PLS, the portion of lost samples: half an interval's samples of one server per failure."""
-    return 0.5 * interval / (mtbf * servers)
 
 
 def erasure_overhead(

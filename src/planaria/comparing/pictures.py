@@ -137,7 +137,8 @@ def sentences(comparison: Comparison) -> list[str]:
     found = [
         f"{job.steps:,} steps on {job.servers} servers stand for {emulation.hours:g} h; "
         f"{emulation.failures} failures took {servers} each; a save costs {emulation.save_min:g} "
-        f"min, a load {emulation.load_min:g} min, rescheduling {emulation.reschedule_min:g} min"
+        f"min, a load {emulation.load_min:g} min, rescheduling {emulation.reschedule_min:g} min, "
+        "as given; lost work is measured"
     ]
     for row in comparison.rows:
         if 0 < len(row.stopped) < len(row.outcomes):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]
 
-from planaria.config import Config
+from planaria.config import Config, HistoryConfig
 from planaria.planning.inputs import LEAST_HOURS, PlanInputs
 from planaria.planning.memory import WORD, Memory, memory_of, priority_bytes
 from planaria.planning.plan import Recommendation
@@ -90,6 +90,7 @@ def base_job(inputs: PlanInputs, job: Config | None) -> Config:
         strategy="none",
         parity=0,
         k=inputs.k,
+        history=HistoryConfig(inputs.history_steps),
     )
     return Config.from_dict(made.to_dict())
 
