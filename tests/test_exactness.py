@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -190,6 +191,13 @@ def test_all_differences_are_said_at_once() -> None:
     assert [line.partition(" is ")[0] for line in differences(other, RECORDED)] == [
         "torch", "torch has 2 threads, had 1; set threads.trainer=1", "the CPU"
     ]  # fmt: skip
+
+
+def test_the_page_shows_what_is_set_and_said() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "config.md").read_text()
+    other = msgspec.structs.replace(RECORDED, capability="AVX512", threads=4)
+    assert "\n".join(differences(other, RECORDED)) in page
+    assert all(f"`{name}={value}`" in page for name, value in PORTABLE.items())
 
 
 def test_equal_trainers_join_and_what_nobody_wrote_down_is_not_compared() -> None:

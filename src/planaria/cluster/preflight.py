@@ -120,23 +120,24 @@ def _batch_bytes(config: Config) -> int:
 def _memory_problems(config: Config, facts: Facts) -> Iterator[str]:
     needed = memory_needed(config)
     if facts.memory_bytes is not None and needed.total > facts.memory_bytes:
-        most_rows = max(config.model.table_rows)
+        key, advice = _what_to_lower(needed)
         yield (
-            f"model.rows: {config.model.tables} tables of up to {most_rows:,} rows need "
-            f"{_size(needed.total)} of memory on this machine (records {_size(needed.records)}, "
-            f"parity {_size(needed.parity)}, history {_size(needed.history)}, processes "
-            f"{_size(needed.processes)}), but {_size(facts.memory_bytes)} are free; "
-            f"{_what_to_lower(needed)}"
+            f"{key}: the job needs {_size(needed.total)} of memory on this machine (records "
+            f"{_size(needed.records)}, parity {_size(needed.parity)}, history "
+            f"{_size(needed.history)}, processes {_size(needed.processes)}), but "
+            f"{_size(facts.memory_bytes)} are free; {advice}"
         )
 
 
-def _what_to_lower(needed: Memory) -> str:
+def _what_to_lower(needed: Memory) -> tuple[str, str]:
+    """The key that takes most, and what to do."""
     if needed.processes > needed.total // 2:
-        return "lower servers, spares, trainers or batch"
+        return "trainers", "lower trainers, servers, spares or batch"
     if needed.history > needed.total // 2:
-        return "lower history.steps or batch"
+        return "history.steps", "lower it or batch"
     cheaper = " or parity, raise k" if needed.parity else ""
-    return f"lower model.rows, model.dim{cheaper}, or take an optimizer with less state"
+    advice = f"lower model.rows, model.dim{cheaper}, or take an optimizer with less state"
+    return "model.rows", advice
 
 
 def _memory_notes(config: Config, facts: Facts) -> Iterator[str]:
