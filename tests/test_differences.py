@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
+from cluster_jobs import wait_until
 
 from planaria import Layout, Store
 from planaria.checkpoints import (
@@ -21,14 +21,17 @@ from planaria.checkpoints import (
     list_checkpoints,
     restore,
 )
-from planaria.cluster.saves import Saves
-from planaria.cluster.saving import BaseOrder, PartSaver, SavedDense, take_records
+from planaria.cluster import archive
+from planaria.cluster.parts import Content, PartSaver, SavedDense, take_records
 from planaria.config import Config
+from planaria.control.saving import SaveMachine
 from planaria.server.changed import MAX_STEPS, ChangedRows
 from planaria.server.history import Change
 from planaria.tables import make_arenas
+from planaria.wire.control import Base, PartFailed, PartSaved, Told
 
 ROWS = 2000
+LIMIT_S = 60.0  # for what takes milliseconds
 
 
 @pytest.fixture
@@ -50,9 +53,8 @@ class Fleet:
         self.random = np.random.default_rng(seed)
         self.arenas = make_arenas(self.job.tables, self.job.optimizer_rule)
         self.stores = [self.new_store(place) for place in self.job.layout.places]
-        self.said: list[str] = []
-        self.saves = Saves(self.job, self.said.append)
-        self.told: list[dict[str, Any]] = [{} for _ in self.stores]
+        self.saves = SaveMachine(self.job, 0, 0.0)
+        self.ordered = [Base() for _ in self.stores]  # as each has heard of it
 
     def new_store(self, place: int, blank_at: int | None = None) -> Store:
         rule = self.job.optimizer_rule
@@ -77,33 +79,41 @@ class Fleet:
         for arena, before in zip(new.arenas, old.arenas, strict=True):
             arena.records[:] = before.records
         new.set_all_valid()
-        self.stores[place], self.told[place] = new, {}
+        self.stores[place], self.ordered[place] = new, Base()
 
     def save(self, late: tuple[int, ...] = (), but: int | None = None) -> None:
         """late: who has not got the last order yet. but: whose part is lost."""
-        order = self.saves.take_order()
-        said: list[tuple[str, dict[str, Any]]] = []
+        order = self.saves.base
+        told: list[Told] = []
         for store in self.stores:
             if store.place not in late:
-                self.told[store.place].update(order)
-            saver = PartSaver(
-                self.job, lambda event, **facts: said.append((event, facts)), 0, self.arenas
-            )
-            wanted = BaseOrder(**self.told[store.place].get("base", {}))
+                self.ordered[store.place] = order
             plain = self.job.checkpoint.policy == "full"
-            content = take_records(store, self.step, None if plain else wanted)
-            saver.save(self.step, store.place, lambda content=content: content)  # type: ignore[misc]
-            saver.close()
-        saver = PartSaver(self.job, lambda event, **facts: said.append((event, facts)), 0)
-        saver.save(self.step, DENSE, lambda: SavedDense(np.arange(9, dtype=np.uint32)))
-        saver.close()
-        for event, facts in said:
-            heard = msgspec.json.decode(msgspec.json.encode(facts))
-            if event == "saved" and facts["place"] == but:
-                event, heard = "save failed", {**heard, "why": "a test", "late": False}
-            (self.saves.on_saved if event == "saved" else self.saves.on_failed)(heard)
+            content = take_records(store, self.step, None if plain else self.ordered[store.place])
+            self.write(told, store.place, content)
+        self.write(told, DENSE, SavedDense(np.arange(9, dtype=np.uint32)))
+        for what in told:
+            assert isinstance(what, PartSaved)
+            if what.place == but:
+                lost = PartFailed(step=what.step, place=what.place, why="a test", late=False)
+                self.saves.on_part_failed(lost, 0.0)
+            else:
+                self.saves.on_part(what, 0.0)
+        self.do_work()
         for place in late:
-            self.told[place].update(order)
+            self.ordered[place] = order
+
+    def write(self, told: list[Told], place: int, content: Content) -> None:
+        saver = PartSaver(self.job, told.append, 0, arenas=() if place == DENSE else self.arenas)
+        saver.save(self.step, place, lambda: content)
+        assert wait_until(lambda: not saver.writing, LIMIT_S)
+
+    def do_work(self) -> None:
+        """Until none is left."""
+        while work := self.saves.take_work():
+            for one in work:
+                if (outcome := archive.do(one, self.job, "", None)) is not None:
+                    archive.tell(outcome, self.saves, self.saves.notes.append, 0.0)
 
     def check(self) -> Checkpoint:
         """The newest checkpoint is what a full one of the same instant is, in any layout."""
@@ -128,7 +138,7 @@ class Fleet:
 
 
 def bases(fleet: Fleet) -> dict[int, list[int]]:
-    return {one["step"]: one["base"] for one in fleet.saves.found if "failed" not in one}
+    return {one["step"]: one["base"] for one in fleet.saves.published if "failed" not in one}
 
 
 @pytest.mark.parametrize("bits", [32, 4])
@@ -152,7 +162,7 @@ def test_differences_are_smaller_and_restore_to_what_a_full_checkpoint_does(
         fleet.save()
         fleet.check()
     assert bases(fleet) == expected
-    first, *others = [one["bytes"] for one in fleet.saves.found]
+    first, *others = [one["bytes"] for one in fleet.saves.published]
     assert all((size < 0.6 * first) == (policy != "full") for size in others)
 
 
@@ -206,7 +216,7 @@ def test_a_base_that_is_gone_makes_the_next_one_full(tmp_path: Path) -> None:
         fleet.save()
     fleet.check()
     assert bases(fleet) == {5: [], 10: [5], 20: [], 25: [20]}
-    assert "step 15 needs step 5, which is not whole" in fleet.saves.found[2]["failed"]
+    assert "step 15 needs step 5, which is not whole" in fleet.saves.published[2]["failed"]
 
 
 def test_what_a_kept_checkpoint_needs_is_kept(folder: str) -> None:

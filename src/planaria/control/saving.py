@@ -270,7 +270,8 @@ class SaveMachine:
         """The saves of the processes that go on from `start`."""
         if self.pace:
             self.pace.restart(now)
-        kept = [one for one in self.published if one["step"] != config.steps]
+        # Of the last step the new processes will tell, unless it is what they start from.
+        kept = [one for one in self.published if one["step"] != config.steps or "failed" not in one]
         saves = SaveMachine(config, start, now, published=kept, pace=self.pace)
         saves.extra = self.extra
         return saves

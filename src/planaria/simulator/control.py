@@ -93,6 +93,7 @@ class Process:
     again: int = 0
     announced: Any = None
     struck: bool = False  # a fault has hit it
+    told_end: bool = False
 
 
 class ControlWorld:
@@ -100,6 +101,7 @@ class ControlWorld:
 
     supervisor_class: type[SupervisorMachine] = SupervisorMachine
     saves_class: type[SaveMachine] = SaveMachine
+    rolling_back_class: type[RollBackMachine] = RollBackMachine
 
     def __init__(self, seed: int, kinds: tuple[str, ...] = KINDS, count: int | None = None) -> None:
         draw = self.random = random.Random(f"control {seed}")
@@ -136,7 +138,7 @@ class ControlWorld:
         self.sentence: str | None = None
         self.lost = self.ended = False
         self.rolled_back: list[tuple[int, int]] = []
-        self.rolling_back = RollBackMachine(self.config.survival, 0)
+        self.rolling_back = self.rolling_back_class(self.config.survival, 0)
         self.saves = self.saves_class(self.config, 0, self.now)
         self._start_all(0)
         for _ in range(draw.randint(1, 5) if count is None else count):
@@ -290,7 +292,7 @@ class ControlWorld:
         process = self.processes.get(kill.member)
         if process is None:
             return
-        if not process.struck and "go on without it" not in kill.why:
+        if not process.struck:
             raise Broken(f"{kill.member} was killed for nothing: {kill.why}")
         self.note(f"the supervisor kills {kill.member}: {kill.why}")
         self._exit_soon(kill.member, Ended(-9, "killed by SIGKILL"))
@@ -336,7 +338,11 @@ class ControlWorld:
                 delay, self._supervise, self._on_supervisor, member, message, self.generation
             )
 
+    def on_delivery(self, member: Member, message: Any) -> None:
+        """Before the supervisor gets a message; for those who strike at a chosen one."""
+
     def _on_supervisor(self, member: Member, message: Any, now: float) -> None:
+        self.on_delivery(member, message)
         match message:
             case Tell():
                 listener = self.listeners.setdefault(member, Listener())
@@ -554,8 +560,8 @@ class ControlWorld:
                 rebuilding=install.rebuilding,
             )
             self._tell(member, viewed)
-        if machine.finished and not process.struck:
-            process.struck = True
+        if machine.finished and not process.told_end:
+            process.told_end = True
             self._tell(member, Finished(failure=machine.failure))
 
     # ------------------------------------------------------------------ disks
@@ -653,11 +659,41 @@ class ControlWorld:
 
     def _is_allowed(self, sentence: str) -> bool:
         """Whether the faults of this schedule can make a job end with this sentence."""
-        if "in a row ended before" in sentence:
-            return any("dies at birth" in line for line in self.story)
+        if "in a row" in sentence:
+            return bool(self.cursed) or any("dies at birth" in line for line in self.story)
         if "times at step" in sentence:
             return bool(self.cursed) or "hang" in " ".join(self.story)
         return False
+
+
+class StrikesAt(ControlWorld):
+    """An undisturbed schedule, but for one blow just before the supervisor hears a message.
+
+    victim: "sender", whoever sent it; "coordinator"; "supervisor", which falls asleep; or "member",
+    one of the servers.
+    """
+
+    def __init__(self, boundary: int, victim: str) -> None:
+        self.boundary, self.victim = boundary, victim
+        self.heard = 0
+        super().__init__(0, count=0)
+        self.drop = 0.0
+
+    def on_delivery(self, member: Member, message: Any) -> None:
+        if isinstance(message, Heartbeat):
+            return
+        self.heard += 1
+        if self.heard != self.boundary:
+            return
+        victim = {"sender": member, "coordinator": self.supervisor.coordinator}.get(self.victim)
+        if self.victim == "supervisor":
+            self.slept_until = self.now + 50.0
+            return
+        if victim is None:
+            victim = self.supervisor.servers[0] if self.supervisor.servers else "server-0"
+        if victim in self.processes:
+            self.note(f"kill {victim} at message {self.boundary}")
+            self._exit_soon(victim, Ended(-9, "killed by SIGKILL"))
 
 
 def run_control_seed(seed: int, kind: type[ControlWorld] = ControlWorld, **more: Any) -> str | None:

@@ -1,0 +1,145 @@
+"""The control plane under a seeded scheduler: it ends well, or says truly why not, and never hangs.
+
+Controls break one rule each, and a schedule fails; the same schedules hold with nothing broken.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planaria.control import rolling_back, supervising
+from planaria.control.rolling_back import RollBackMachine
+from planaria.control.saving import SaveMachine
+from planaria.control.supervising import Child, Ended, SupervisorMachine
+from planaria.simulator.checks import Failure as Broken
+from planaria.simulator.control import KINDS, ControlWorld, StrikesAt, run_control_seed
+from planaria.wire.messages import Member
+
+SEEDS = range(500)
+SEARCHED = range(120)  # by a control, until one fails
+BOUNDARIES = 300  # messages of an undisturbed run, about
+
+
+def test_no_schedule_hangs_ends_for_nothing_or_is_silent_about_the_last_save() -> None:
+    assert [broken for seed in SEEDS if (broken := run_control_seed(seed))] == []
+
+
+@pytest.mark.parametrize("victim", ["sender", "coordinator", "member", "supervisor"])
+def test_a_blow_at_any_message_to_the_supervisor_is_borne(victim: str) -> None:
+    struck = 0
+    for boundary in range(1, BOUNDARIES, 1 if victim == "sender" else 3):
+        world = StrikesAt(boundary, victim).run()
+        struck += world.heard >= boundary
+        assert world.sentence is None, (boundary, world.sentence, world.story)
+    assert struck > BOUNDARIES / 6  # the others came after the end
+
+
+def test_schedules_reach_every_end() -> None:
+    """A control of the campaign: it is not all one story."""
+    worlds = [ControlWorld(seed).run() for seed in range(150)]
+    assert any(world.sentence is None and world.failures for world in worlds)
+    assert any(world.rolled_back and world.sentence is None for world in worlds)
+    assert any(world.lost for world in worlds)
+    assert any(world.sentence and not world.lost for world in worlds)
+    last = [one for world in worlds for one in world.saves.published if one["step"] == world.steps]
+    assert any("failed" in one for one in last)
+
+
+# ---------------------------------------------------------------------------- controls
+
+
+class OrdersOnce(SupervisorMachine):
+    """Orders are sent, and not again."""
+
+    def _send_orders(self) -> None:
+        for child in self.children.values():
+            if child.sent[0] == self.orders.number:
+                child.obeyed = self.orders.number
+        super()._send_orders()
+
+
+class NeverWatchesTheCoordinator(SupervisorMachine):
+    def heard(self, member: Member, now: float) -> None:
+        self._watch.forget(member)
+
+    def _on_listening(self, member: Member, child: Child, told: Any) -> None:
+        super()._on_listening(member, child, told)
+        self._watch.forget(member)
+
+
+class BlamesOthersForItsSleep(SupervisorMachine):
+    def tick(self, now: float) -> None:
+        self._watch._last_tick = None
+        super().tick(now)
+
+
+class ASpareIsFatal(SupervisorMachine):
+    def _on_unplaced_gone(self, member: Member, child: Child, ended: Ended) -> None:
+        self._end(f"{member} ended")
+
+
+class NeverStartsSparesAgain(SupervisorMachine):
+    """Nor what a view waits for."""
+
+    def _on_unplaced_gone(self, member: Member, child: Child, ended: Ended) -> None:
+        pass
+
+
+class ForgetsTheLastStep(SaveMachine):
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._pending.clear()
+
+
+class RollsBackForEver(RollBackMachine):
+    def on_lost(self, step: int, newest: int | None) -> int | None:
+        self.barren = -1
+        return super().on_lost(step, newest)
+
+
+class RollsBackToAnything(RollBackMachine):
+    def on_lost(self, step: int, newest: int | None) -> int | None:
+        back = super().on_lost(step, newest)
+        return back and back - 1
+
+
+CONTROLS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"supervisor_class": OrdersOnce}, ("kill coordinator",)),
+    ({"supervisor_class": NeverWatchesTheCoordinator}, ("freeze coordinator", "kill")),
+    ({"supervisor_class": BlamesOthersForItsSleep}, ("sleep", "sleep all")),
+    ({"supervisor_class": ASpareIsFatal}, ("stillborn", "kill")),
+    ({"supervisor_class": NeverStartsSparesAgain}, ("stillborn", "kill")),
+    ({"saves_class": ForgetsTheLastStep}, KINDS),
+    ({"rolling_back_class": RollsBackForEver}, ("stubborn error",)),
+    ({"rolling_back_class": RollsBackToAnything}, ("kill",)),
+]
+
+
+@pytest.mark.parametrize(
+    ("broken", "kinds"), CONTROLS, ids=[next(iter(c[0].values())).__name__ for c in CONTROLS]
+)
+def test_a_broken_rule_is_found(broken: dict[str, Any], kinds: tuple[str, ...]) -> None:
+    world = type("BrokenWorld", (ControlWorld,), broken)
+    for seed in SEARCHED:
+        if run_control_seed(seed, world, kinds=kinds):
+            assert run_control_seed(seed, kinds=kinds) is None
+            return
+    pytest.fail("no schedule fails without this rule")
+
+
+def test_one_exception_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(supervising.PATIENCE, "error", 1)
+    assert any(run_control_seed(seed, kinds=("error",)) for seed in SEARCHED)
+    monkeypatch.undo()
+    assert not any(run_control_seed(seed, kinds=("error",)) for seed in SEARCHED)
+
+
+def test_a_place_that_always_fails_ends_the_job_and_is_named() -> None:
+    assert rolling_back.MOST_BARREN < 10
+    sentences = {ControlWorld(seed, ("stubborn error",), 1).run().sentence for seed in range(40)}
+    named = [text for text in sentences if text and "times at step" in text]
+    assert any("server:0" in text or "trainer:0" in text for text in named)
+    with pytest.raises(Broken, match="hangs"):  # a control: it would go on for ever
+        type("Patient", (ControlWorld,), {"rolling_back_class": RollsBackForEver})(60, KINDS).run()
