@@ -33,7 +33,6 @@ from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import Watcher
 from planaria.cluster.parts import SavedRecords
 from planaria.cluster.run import JobRun
-from planaria.config import Config
 from planaria.layout import Layout
 from planaria.optimizers import Optimizer
 from planaria.schedule import parse_kill, resolve

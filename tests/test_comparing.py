@@ -316,7 +316,7 @@ def test_one_run_measures_no_protection_and_says_so() -> None:
 
 
 def test_what_the_runs_do_not_tell_from_noise_is_in_no_overhead() -> None:
-    def run(title: str, config: Config, schedule: Sequence[Event]) -> Outcome:
+    def run(title: str, config: Config, schedule: Sequence[Fault]) -> Outcome:
         found = fake(title, config, schedule)
         return replace(found, step_s=0.01 * (1 + config.seed)) if config.r else found
 

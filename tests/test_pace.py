@@ -282,6 +282,18 @@ def test_a_last_step_that_was_published_stays_in_the_report_when_all_roll_back()
     assert [one["step"] for one in again.published] == [STEPS]
 
 
+def test_what_a_slow_disk_publishes_after_all_rolled_back_is_no_save_of_those_who_go_on() -> None:
+    saves = SaveMachine(job(), 0, 0.0)
+    save(saves, 5, 1.0)
+    save(saves, 10, 2.0)
+    assert len(saves.take_work()) == 2
+    saves.close(3.0)
+    again = saves.after_rollback(job(), 0, 700.0)  # nobody waits for a disk for ever
+    again.on_published(5, 701.0)
+    again.on_publish_failed(10, "no room", 702.0)
+    assert (again.newest(), again.published, again.busy) == (0, [], False)
+
+
 def test_a_priority_save_needs_the_one_that_is_being_published() -> None:
     """It adds to all before it: the rows of the one before may be in no other."""
     saves = SaveMachine(job("strategy=cpr", "cpr.variant=ssu"), 0, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -361,6 +362,21 @@ def sum_of(made: list[Store]) -> str:
     for store in made[1:]:
         total += store.digest()
     return str(total)
+
+
+def test_an_archive_publishes_in_its_own_time_and_tells_when_it_is_asked(tmp_path: Path) -> None:
+    saves = SaveMachine(config(tmp_path), 0, 0.0)
+    for told in saved_by_all(saves.config, 5).told:
+        pass_on(saves, told)
+    disk = archive.Archive(saves.config, "", None)
+    for work in saves.take_work():
+        disk.submit(work)
+    assert wait_until(lambda: latest(tmp_path).checkpoint is not None, LIMIT_S)
+    assert saves.published == []  # the machine is the supervisor's alone
+    [readable], _, _ = select.select([disk.descriptor], [], [], LIMIT_S)
+    disk.report_to(saves, saves.notes.append)
+    assert (readable, saves.newest()) == (disk.descriptor, 5)
+    disk.close()
 
 
 def test_a_lost_part_is_noticed_at_the_next_checkpoint_and_at_the_end(tmp_path: Path) -> None:

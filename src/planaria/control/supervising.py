@@ -40,7 +40,7 @@ from planaria.wire.control import (
 )
 from planaria.wire.messages import NO_VIEW, Member, View
 
-AGAIN_S = 0.5  # between two times that the same orders are sent
+AGAIN_S = 0.25  # between two times that the same orders are sent
 STALL_S = 30.0  # beyond cluster.deadline_s: without progress for so long, something is amiss
 START_S = 120.0  # a process that starts may say nothing for so long
 MOST_DELAY_S = 30.0  # before another process is started in place of one that could not start

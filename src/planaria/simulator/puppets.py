@@ -84,7 +84,7 @@ class Puppet:
 
     def receive(self, message: Message, now: float) -> Outbox:
         match message:
-            case Prepare() if message.view > self.promised:
+            case Prepare() if message.view >= self.promised and message.view > self.view:
                 self.promised = message.view
                 whole = self.is_whole(now)
                 promise = Promise(view=message.view, held=self.step, blank=self.blank, whole=whole)
