@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planaria.errors import ArgumentError, RowError
+from planaria.errors import ArgumentError
 from planaria.kernels.types import Distribution, Index, InitTables
 from planaria.optimizers import Optimizer
 
@@ -83,18 +83,6 @@ class Arena:
     first_rows: Index  # each table's first row in the arena
     rows: int
     init: InitTables = field(repr=False)
-
-    def row_of(self, table: Index, row: Index) -> Index:
-        """Arena rows of (table number, row in the table), both int64[n]."""
-        at = np.searchsorted(self.table_ids, table).clip(max=len(self.table_ids) - 1)
-        ends = np.append(self.first_rows[1:], self.rows)
-        arena_row: Index = self.first_rows[at] + row
-        rows_there = ends[at] - self.first_rows[at]
-        bad = (self.table_ids[at] != table) | (row < 0) | (row >= rows_there)
-        if bad.any():
-            i = int(np.flatnonzero(bad)[0])
-            raise RowError(f"table {table[i]} has no row {row[i]} in this arena")
-        return arena_row
 
     def table_row(self, arena_row: Index) -> tuple[Index, Index]:
         """The other way round: (table number, row in the table)."""

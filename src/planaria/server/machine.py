@@ -20,9 +20,11 @@ from planaria.wire.machine import COORDINATOR, Machine, Outbox
 from planaria.wire.messages import (
     Ack,
     Answer,
+    Ask,
     Delta,
     Install,
     Installed,
+    Lacks,
     Lookup,
     MateReply,
     MateRequest,
@@ -157,6 +159,9 @@ class ServerMachine(Machine):
                     self._on_lookup(sender, message)
                 case Push():
                     self._on_push(message)
+                case Ask():
+                    self._on_ask(sender, message)
+                    return  # it moves nothing here
                 case Delta():
                     self._on_delta(sender, message)
                 case Ack():
@@ -192,7 +197,22 @@ class ServerMachine(Machine):
             store.check_push(arena, index, gradients)
         self.pushes.setdefault(message.step, {})[message.rank] = message
 
-    def _checked(self, step: int, rank: int, indices: Sequence[Index]) -> Store:
+    def _on_ask(self, sender: Member, ask: Ask) -> None:
+        """What is here need not come again, however long it takes to make something of it."""
+        store = self._checked(ask.step, ask.rank, self.store.arenas if self.store else ())
+        pushes = [
+            step
+            for step in range(store.step + 1, ask.step)
+            if ask.rank not in self.pushes.get(step, ())
+        ]
+        ahead = (ask.step, ask.step + 1)  # lookups that were answered are asked for again, too
+        lookups = [step for step in ahead if (step, ask.rank) not in self.lookups]
+        if pushes or lookups:
+            lacks = Lacks(view=self.view, place=self.place, pushes=pushes, lookups=lookups)
+            self.send(sender, lacks)
+        self.send(sender, Vote(view=self.view, place=self.place, protected=self.protected))
+
+    def _checked(self, step: int, rank: int, indices: Sequence[object]) -> Store:
         assert self.store
         if not 0 <= rank < self.job.ranks:
             raise StepError(f"there is no rank {rank}; ranks are 0 to {self.job.ranks - 1}")
@@ -399,10 +419,16 @@ class ServerMachine(Machine):
     # ------------------------------------------------------------------ timers
 
     def tick(self, now: float) -> Outbox:
-        if self.install and self.rebuilder and self.job.rebuild_bytes_per_s:
-            self.rebuilder.refill(now)
-            self._progress()
+        if self.install and self.rebuilder and not self.frozen():
+            if not self.whole or self.rebuilder.scrubbing:
+                self.rebuilder.refill(now)
+                self.outbox += self.rebuilder.resend(self.view, now)
+                self._progress()
         return super().tick(now)
+
+    def progress(self) -> tuple[int, object]:
+        came = (len(self.pushes.get(self.step + 1, ())), sum(map(len, self.acks.values())))
+        return self.step, (self.step, came)
 
     def on_retry(self) -> None:
         if self.store is None or self.rebuilder is None:
@@ -411,11 +437,4 @@ class ServerMachine(Machine):
             waiting_for = [holder for holder in self.holders if holder not in places]
             if waiting_for and step not in self.unsent:
                 self._send_delta(step, waiting_for)
-        self._vote()
-        self.outbox += self.rebuilder.resend(self.view)
-        self._progress()
-
-
-def empty_indices(arenas: int) -> list[Index]:
-    """What a trainer sends to a server that it wants nothing from."""
-    return [np.zeros(0, np.int64) for _ in range(arenas)]
+                self.retries.spoil()

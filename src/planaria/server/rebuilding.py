@@ -21,8 +21,24 @@ from planaria.kernels.types import Bytes, Index, Records
 from planaria.server.decoding import Mates, find_mates
 from planaria.server.job import ServerJob
 from planaria.server.store import Store
-from planaria.wire.machine import Outbox
+from planaria.wire.machine import BACK_OFF, MAX_BACK_OFF, Outbox
 from planaria.wire.messages import Install, MateReply, MateRequest, Member, RangeRequest, View
+
+
+@dataclass
+class Patience:
+    """When to ask again for what mates have not answered, ever more rarely."""
+
+    asked_at: float | None = None
+    wait_s: float = 0.0
+
+    def over(self, now: float, retry_s: float) -> bool:
+        if self.asked_at is None:
+            self.asked_at, self.wait_s = now, retry_s
+        if now - self.asked_at < self.wait_s:
+            return False
+        self.asked_at, self.wait_s = now, min(BACK_OFF * self.wait_s, MAX_BACK_OFF * retry_s)
+        return True
 
 
 @dataclass
@@ -36,6 +52,7 @@ class DecodeJob:
     verify: bool = False  # compare with the record that is there, instead of restoring it
     asked: dict[int, tuple[Index, Index]] = field(default_factory=dict)
     """place -> (rows of this job, columns of its mates) that are still to be answered"""
+    patience: Patience = field(default_factory=Patience)
 
 
 @dataclass
@@ -50,6 +67,7 @@ class RangeJob:
     replies: dict[int, Records] = field(default_factory=dict)  # by place
     sweep: bool = True
     verify: bool = False
+    patience: Patience = field(default_factory=Patience)
 
     def requests(self, view: View, number: int, servers: Sequence[Member]) -> Outbox:
         mates = zip(self.mates.places[0].tolist(), self.mates.indices[0].tolist(), strict=True)
@@ -77,7 +95,8 @@ class ScrubRound:
     number: int
     next_record: list[int]  # per arena
     again: list[tuple[int, Index]] = field(default_factory=list)
-    held_up: bool = False  # a mate is being rebuilt itself: go on after the next retry
+    held_up: bool = False  # a mate is being rebuilt itself: go on after a while
+    patience: Patience = field(default_factory=Patience)
     records: int = 0
     wrong: int = 0
 
@@ -270,13 +289,15 @@ class Rebuilder:
             for place, (rows, columns) in job.asked.items()
         ]
 
-    def resend(self, view: View) -> Outbox:
-        """Asks again for what was not answered, with the same number."""
-        if self._scrub:
+    def resend(self, view: View, now: float) -> Outbox:
+        """Asks again for what was not answered in time, with the same number."""
+        if self._scrub and self._scrub.patience.over(now, self.job.retry_s):
             self._scrub.held_up = False
         assert self._install
         out: Outbox = []
         for number, job in self.jobs.items():
+            if not job.patience.over(now, self.job.retry_s):
+                continue
             if isinstance(job, RangeJob):
                 out += job.requests(view, number, self._install.servers)
             else:

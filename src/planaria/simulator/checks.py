@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 REDUNDANT_S = 12.0
 """When no fault lasts any more, every record is protected in full again within this time."""
-END_S = 30.0
+END_S = 60.0
 """And the job is over within this time."""
 
 

@@ -18,6 +18,7 @@ class Network:
     delays: tuple[tuple[float, float], ...]
     """(cumulative probability, mean of an exponential distribution in s)"""
     step_s: float
+    echo_s: float = 0.0  # if set: so late on average is the second copy of a message
 
     def mean_s(self, kind: float) -> float:
         """Of the messages that `kind`, from 0 to below 1, stands for."""
@@ -31,6 +32,7 @@ NETWORKS = {
     "even": Network(((1.0, 0.002),), 0.04),
     "uneven": Network(((0.6, 0.002), (0.9, 0.02), (1.0, 0.1)), 0.25),
     "ragged": Network(((0.8, 0.001), (0.97, 0.03), (1.0, 0.5)), 0.22),
+    "echoing": Network(((0.9, 0.001), (1.0, 0.02)), 0.06, echo_s=0.3),
 }
 
 
@@ -50,6 +52,10 @@ class Cut:
         )
 
 
+def _delay(draw: random.Random, mean_s: float) -> float:
+    return -math.log(1.0 - draw.random()) * mean_s
+
+
 class Links:
     """The network between all processes. The supervisor's pipes are no part of it."""
 
@@ -65,12 +71,10 @@ class Links:
         drop = BURST_DROP if now < self.burst_until else self.drop
         if drop and draw.random() < drop:
             return []
-        copies = 2 if self.duplicate and draw.random() < self.duplicate else 1
-        return [self._delay(draw) for _ in range(copies)]
-
-    def _delay(self, draw: random.Random) -> float:
-        mean_s = self.network.mean_s(draw.random())
-        return -math.log(1.0 - draw.random()) * mean_s
+        delays = [_delay(draw, self.network.mean_s(draw.random()))]
+        if self.duplicate and draw.random() < self.duplicate:
+            delays.append(_delay(draw, self.network.echo_s or self.network.mean_s(draw.random())))
+        return delays
 
     def passes(self, sender: Member, to: Member, now: float) -> bool:
         if not self.cuts:

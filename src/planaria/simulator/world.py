@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine
 from planaria.coordinator.watch import Pulse, Watch
@@ -333,7 +333,7 @@ class World:
 
     # ------------------------------------------------------------------ the run
 
-    def run(self) -> World:
+    def run(self) -> Self:
         try:
             while not self.ended:
                 self.now, _, event, arguments = heapq.heappop(self.events)

@@ -25,11 +25,13 @@ from planaria.kernels.types import Floats, Index, Records
 from planaria.wire.machine import COORDINATOR, Machine
 from planaria.wire.messages import (
     Answer,
+    Ask,
     DenseGradient,
     DenseReply,
     DenseRequest,
     Install,
     Installed,
+    Lacks,
     Lookup,
     Member,
     Message,
@@ -203,6 +205,10 @@ class TrainerMachine(Machine):
                 self._on_vote(message.place, message.protected)
             case Vote() if 0 <= message.place < self.job.servers:
                 self._on_vote(message.place, message.protected)
+            case Lacks() if 0 <= message.place < self.job.servers and not self.blank:
+                self._on_lacks(message)
+            case Ask() if message.step in self.own_gradients and message.step <= self.pushed:
+                self._send_dense_gradient(message.step, [sender])
             case DenseGradient() if self.blank or message.step > self.dense.step:
                 self.gradients.setdefault(message.step, {})[message.rank] = message.gradient
             case DenseRequest() if not self.blank:
@@ -213,6 +219,17 @@ class TrainerMachine(Machine):
 
     def _on_vote(self, place: int, protected: int) -> None:
         self.protected[place] = max(self.protected[place], protected)
+
+    def _on_lacks(self, lacks: Lacks) -> None:
+        """Sends just that, as far as it was due in this view."""
+        for step in lacks.pushes:
+            if step in self.pushes and step <= self.pushed:
+                self._send_pushes(step, [lacks.place])
+                self.retries.found()
+        for step in lacks.lookups:
+            if step in self.ids and lacks.place not in self.answers.get(step, {}):
+                self._send_lookups(step, [lacks.place])
+                self.retries.found()
 
     def _on_dense_request(self, sender: Member) -> None:
         assert self.install
@@ -280,16 +297,16 @@ class TrainerMachine(Machine):
     def _live(self) -> bool:
         return self.install is not None and not self.blank and not self.frozen()
 
-    def _send_lookups(self, step: int) -> None:
+    def _send_lookups(self, step: int, places: Sequence[int] | None = None) -> None:
+        """To these places, or to all, unless they have answered."""
         if not self._live() or step < self.step:
             return
         assert self.install
-        for place, server in enumerate(self.install.servers):
+        for place in range(self.job.servers) if places is None else places:
             if place not in self.answers.get(step, {}):
                 indices = list(self.ids[step][place])
-                self.send(
-                    server, Lookup(view=self.view, rank=self.rank, step=step, indices=indices)
-                )
+                lookup = Lookup(view=self.view, rank=self.rank, step=step, indices=indices)
+                self.send(self.install.servers[place], lookup)
 
     def _send_what_is_due(self) -> None:
         """Rule 4: gradients of a step leave when every server has voted for the one before."""
@@ -298,7 +315,8 @@ class TrainerMachine(Machine):
                 return
             self.pushed += 1
             self._send_pushes(self.pushed, range(self.job.servers))
-            self._send_dense_gradient(self.pushed)
+            assert self.install
+            self._send_dense_gradient(self.pushed, self.install.trainers)
 
     def _send_pushes(self, step: int, places: Sequence[int]) -> None:
         if not self._live():
@@ -314,16 +332,23 @@ class TrainerMachine(Machine):
             )
             self.send(self.install.servers[place], push)
 
-    def _send_dense_gradient(self, step: int) -> None:
+    def _send_dense_gradient(self, step: int, peers: Sequence[Member]) -> None:
         if not self._live():
             return
-        assert self.install
         message = DenseGradient(
             view=self.view, rank=self.rank, step=step, gradient=self.own_gradients[step]
         )
-        for peer in self.install.trainers:
+        for peer in peers:
             if peer != self.member:
                 self.send(peer, message)
+
+    def progress(self) -> tuple[int, object]:
+        came = (
+            len(self.answers.get(self.step, ())),
+            len(self.gradients.get(self.dense.step + 1, ())),
+            sum(self.protected),
+        )
+        return self.step, (self.step, self.dense.step, self.pushed, self.blank, came)
 
     def on_retry(self) -> None:
         if self.member not in (self.install.trainers if self.install else ()):
@@ -331,11 +356,18 @@ class TrainerMachine(Machine):
         if self.blank:
             self._ask_for_dense()
             return
+        assert self.install
         answered = self.answers.get(self.step, {})
-        silent = [place for place in range(self.job.servers) if place not in answered]
-        for step in sorted(self.pushes):
-            if step <= self.pushed:
-                self._send_pushes(step, silent)
-                self._send_dense_gradient(step)
-        for step in sorted(self.ids):
-            self._send_lookups(step)
+        ask = Ask(view=self.view, rank=self.rank, step=self.step)
+        for place, server in enumerate(self.install.servers):
+            if place not in answered or self.protected[place] < self.pushed:
+                self.send(server, ask)
+            if place in answered and self.protected[place] < self.pushed:
+                self.retries.spoil()  # its vote was lost, or an acknowledgement
+        reducing = self.dense.step + 1
+        if reducing <= self.pushed:
+            ask = Ask(view=self.view, rank=self.rank, step=reducing)
+            for rank, peer in enumerate(self.install.trainers):
+                if rank not in self.gradients.get(reducing, {}):
+                    self.send(peer, ask)
+                    self.retries.spoil()

@@ -26,6 +26,59 @@ COORDINATOR: Member = "coordinator"
 """Where members send what is meant for the coordinator, whichever process that is."""
 
 MAX_WAITING = 4096  # messages of a newer view kept until its install
+MAX_WAITING_BYTES = 256 << 20
+BACK_OFF = 1.5  # every wait in vain is so many times as long as the one before
+MAX_BACK_OFF = 8  # but no longer than so many times retry_s
+
+
+class Retries:
+    """When to ask again for what does not come.
+
+    Not sooner than twice the time that a step takes here, however long that is: who is slow has
+    everything. Then ever more rarely, until something changes.
+    """
+
+    def __init__(self, retry_s: float) -> None:
+        self.retry_s = retry_s
+        self._step_s = 0.0  # smoothed
+        self._step: tuple[int, float] | None = None  # and since when
+        self._spoilt = False
+        self._mark: object = None
+        self._since = 0.0  # of the last change, or the last time that this was due
+        self._wait_s = retry_s
+
+    def spoil(self) -> None:
+        """Something was lost: how long this step takes says nothing about how long one takes.
+
+        Else waits would make steps longer, and steps waits.
+        """
+        self._spoilt = True
+
+    def found(self) -> None:
+        """What was lost is known and was sent again: an answer should come soon."""
+        self._spoilt, self._mark = True, None
+
+    def restart(self) -> None:
+        """A new view: everything was sent anew. The time that took is not a step's."""
+        self._mark = self._step = None
+
+    def due(self, now: float, step: int, mark: object) -> bool:
+        """mark: different whenever something that is waited for has come."""
+        longest_s = MAX_BACK_OFF * self.retry_s
+        if self._step is None:
+            self._step = (step, now)
+        elif step != self._step[0]:
+            took_s = now - self._step[1]
+            if not self._spoilt:
+                self._step_s += (took_s - self._step_s) / 4 if self._step_s else took_s
+            self._step, self._spoilt = (step, now), False
+        if mark != self._mark:
+            self._mark, self._since = mark, now
+            self._wait_s = min(max(self.retry_s, 2 * self._step_s), longest_s)
+        if now - self._since < self._wait_s:
+            return False
+        self._since, self._wait_s = now, min(BACK_OFF * self._wait_s, longest_s)
+        return True
 
 
 class Machine(ABC):
@@ -33,7 +86,7 @@ class Machine(ABC):
 
     def __init__(self, member: Member, retry_s: float) -> None:
         self.member = member
-        self.retry_s = retry_s
+        self.retries = Retries(retry_s)
         self.view: View = NO_VIEW
         self.promised: View = NO_VIEW
         self.install: Install | None = None
@@ -41,7 +94,7 @@ class Machine(ABC):
         self.left = False  # in this view: nothing depends on this member any more
         self.outbox: Outbox = []
         self._waiting: list[tuple[Member, Message]] = []
-        self._last_retry = 0.0
+        self._waiting_bytes = 0
 
     # What a member adds to this: ----------------------------------------------------------
 
@@ -65,8 +118,12 @@ class Machine(ABC):
         """Tell the coordinator that the view is installed, and whether all records are valid."""
 
     @abstractmethod
+    def progress(self) -> tuple[int, object]:
+        """The step, and something that changes whenever what is waited for comes."""
+
+    @abstractmethod
     def on_retry(self) -> None:
-        """Send again what is unanswered (rule 15)."""
+        """Ask for what has not come, or send it again (rule 15)."""
 
     # --------------------------------------------------------------------------------------
 
@@ -88,8 +145,7 @@ class Machine(ABC):
         return self.take_outbox()
 
     def tick(self, now: float) -> Outbox:
-        if self.install and self.frozen() is False and now - self._last_retry >= self.retry_s:
-            self._last_retry = now
+        if self.install and not self.frozen() and self.retries.due(now, *self.progress()):
             self.on_retry()
             if self.left:
                 self.send(COORDINATOR, Done(view=self.view))
@@ -107,10 +163,16 @@ class Machine(ABC):
         elif message.view < self.view or message.view < self.promised:
             self.refused += 1
         elif message.view > self.view:
-            if len(self._waiting) < MAX_WAITING:  # beyond that it is sent again by its sender
-                self._waiting.append((sender, message))
+            self._keep(sender, message)
         else:
             self.on_message(sender, message)
+
+    def _keep(self, sender: Member, message: Message) -> None:
+        """Until the install of its view. Beyond the bounds its sender will be asked for it."""
+        size = message.array_bytes()
+        if len(self._waiting) < MAX_WAITING and self._waiting_bytes + size <= MAX_WAITING_BYTES:
+            self._waiting.append((sender, message))
+            self._waiting_bytes += size
 
     def _prepare(self, sender: Member, view: View) -> None:
         if view < self.promised or view <= self.view:
@@ -127,7 +189,8 @@ class Machine(ABC):
         old, self.install = self.install, install
         self.view = self.promised = install.view
         self.left = False
+        self.retries.restart()
         self.on_install(old, install)
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         for sender, message in waiting:
             self._handle(sender, message)

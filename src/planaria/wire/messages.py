@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 import msgspec
+import numpy as np
 
 from planaria.kernels.types import Floats, Index, Records
 
@@ -31,6 +32,12 @@ NO_VIEW = View(0, 0)
 
 class Message(msgspec.Struct, tag=True, kw_only=True, array_like=True):
     view: View
+
+    def array_bytes(self) -> int:
+        """The size of the arrays in it, which is nearly all of a large message."""
+        values = [getattr(self, name) for name in self.__struct_fields__]
+        arrays = [*values, *(item for value in values if isinstance(value, list) for item in value)]
+        return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
 
 
 # ---------------------------------------------------------------- trainers and servers
@@ -67,6 +74,23 @@ class Push(Message):
     step: int
     indices: list[Index]  # per arena
     gradients: list[Floats]  # per arena: float32[n, dim]
+
+
+class Ask(Message):
+    """A trainer has waited in `step`. A server answers with its vote and what it lacks of that
+    rank; a trainer sends its dense gradient of `step` once more.
+    """
+
+    rank: int
+    step: int
+
+
+class Lacks(Message):
+    """What a server has not received, or has answered already; steps by kind of message."""
+
+    place: int
+    pushes: list[int]
+    lookups: list[int]
 
 
 class DenseGradient(Message):
@@ -225,6 +249,8 @@ AnyMessage: TypeAlias = (
     | Answer
     | Vote
     | Push
+    | Ask
+    | Lacks
     | DenseGradient
     | DenseRequest
     | DenseReply
