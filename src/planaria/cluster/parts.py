@@ -205,6 +205,7 @@ class PartSaver:
         self._brake = Brake(SPREAD * (taken - last))
         if step == self._last_step:
             self._brake.release()  # nothing else is left to do
+        self._moved = (0.0, taken)
         self._thread = threading.Thread(
             target=self._write, args=(step, place, content, began, taken), daemon=True
         )

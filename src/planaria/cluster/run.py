@@ -146,7 +146,7 @@ class JobRun:
     ) -> Beginning:
         """Everybody starts again from the newest whole checkpoint, if the strategy has one."""
         now, lost_at = time.monotonic(), self.progress.step
-        self._close(archive)
+        self._close(archive, goes_on=True)
         newest = newest_of(self.config, self.job) if archive else None
         back = machine.on_lost(lost_at, newest[0] if newest else None)
         if back is None:
@@ -157,11 +157,11 @@ class JobRun:
         self._processes.emit("", RolledBack(lost_at, back, failure))
         return Beginning(self.job, back)
 
-    def _close(self, archive: Archive | None) -> None:
+    def _close(self, archive: Archive | None, *, goes_on: bool = False) -> None:
         """What is being published is waited for; what is not whole now never will be."""
         now = time.monotonic()
         deadline = now + self.config.checkpoint.stall_s
-        self.saves.close(now)
+        self.saves.close(now, goes_on=goes_on)
         while archive and time.monotonic() < deadline:
             for work in self.saves.take_work():
                 archive.submit(work)

@@ -258,7 +258,7 @@ class ServerNode(MemberNode):
             data=memory.data,
             parity=memory.parity,
             resident=resident_bytes(),
-            refused=self.server.refused + self.transport.refused,
+            refused=self.transport.refused,
         )
         self.line.tell(holds)
         self.post(self.server.leave())

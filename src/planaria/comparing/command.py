@@ -19,7 +19,7 @@ from planaria.comparing.pictures import as_csv, overhead_png, quality_png, show
 from planaria.comparing.runs import Comparison, Outcome, compare, prepare, run_here
 from planaria.config import Config
 from planaria.display import Display
-from planaria.errors import ConfigError, PlanariaError
+from planaria.errors import ConfigError, Interrupted, PlanariaError
 from planaria.planning.command import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, leave
 from planaria.planning.machine import Origin
 from planaria.planning.options import refuse_existing, takes_options_of
@@ -88,7 +88,7 @@ def _run(console: Console, emulation: Emulation, job: Config, names: Sequence[st
 
     try:
         return compare(emulation, job, names, run)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         leave(EXIT_INTERRUPTED, "interrupted; all processes were stopped")
     except (PlanariaError, OSError) as error:
         leave(EXIT_FAILED, str(error))

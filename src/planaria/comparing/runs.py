@@ -25,7 +25,7 @@ from planaria.comparing.accounts import (
 )
 from planaria.comparing.emulation import STRATEGIES, Emulation
 from planaria.config import Config
-from planaria.errors import ClusterError, LossError, PlanariaError
+from planaria.errors import ClusterError, Interrupted, LossError, PlanariaError
 from planaria.planning.jobs import memory_of_job
 from planaria.planning.memory import Memory
 from planaria.schedule import Fault
@@ -220,6 +220,8 @@ def run_here(observe: Observe, config: Config, schedule: Sequence[Fault]) -> Out
     job, lost = JobRun(config, observe=observe, injector=injector), False
     try:
         report = job.run()
+    except Interrupted:
+        raise
     except PlanariaError as error:
         report, lost = job.report_failure(error), isinstance(error, LossError)
     killed = tuple(

@@ -65,8 +65,10 @@ class Losses:
             self._counted += 1
         by_rank[done.rank] = done.rows
         if len(self._rows) > STEPS_KEPT:
-            del self._rows[min(self._rows)]
-        self._uncounted = [one for one in self._uncounted if not self._count(one)]
+            del self._rows[next(iter(self._rows))]
+        self._uncounted = [
+            one for one in self._uncounted if done.step > one.step or not self._count(one)
+        ]
 
     def on_reloaded(self, reloaded: Reloaded, since: int, lacks: int) -> str:
         """A place went back to a save; returns what to tell.

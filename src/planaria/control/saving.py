@@ -100,7 +100,8 @@ class SaveMachine:
         self._ahead = Ahead()
         self._places = {DENSE, *config.layout.places}
         self._pending: dict[int, Pending] = {}
-        self._publishing: dict[int, Pending] = {}
+        self._complete: dict[int, Pending] = {}  # all parts are there; published one at a time
+        self._publishing: tuple[int, Pending] | None = None
         self._closed: set[int] = set()
         self._work: list[Work] = []
         # The last full checkpoint and the differences after it, all of this run: servers count
@@ -115,7 +116,7 @@ class SaveMachine:
 
     def on_part(self, saved: PartSaved, now: float) -> None:
         step = saved.step
-        if step in self._closed or step <= self.start or step in self._publishing:
+        if self._is_settled(step):
             return
         pending = self._pending.setdefault(step, Pending(now - saved.seconds))
         if not pending.parts:
@@ -129,8 +130,7 @@ class SaveMachine:
 
     def on_part_failed(self, failed: PartFailed, now: float) -> None:
         step, place = failed.step, failed.place
-        # What the job starts from is whole, whatever a replacement that starts there says.
-        if step in self._closed or step <= self.start or step in self._publishing:
+        if self._is_settled(step):
             return
         pending = self._pending.setdefault(step, Pending(now))
         if place not in pending.parts:  # else its predecessor was done with it
@@ -186,10 +186,12 @@ class SaveMachine:
     @property
     def busy(self) -> bool:
         """Whether something is being published."""
-        return bool(self._publishing or self._work)
+        return bool(self._publishing or self._complete or self._work)
 
     def on_published(self, step: int, now: float) -> None:
-        pending = self._publishing.pop(step)
+        pending = self._take_published(step)
+        if pending is None:
+            return
         self._closed.add(step)
         rows = _best(pending)
         for place, saved in pending.parts.items():
@@ -221,14 +223,18 @@ class SaveMachine:
         for older in [other for other in sorted(self._pending) if other < step]:
             self._give_up(older, now)
         self._work.append(Prune(step))
+        self._publish_next(now)
 
     def on_publish_failed(self, step: int, why: str, now: float) -> None:
-        pending = self._publishing.pop(step)
+        pending = self._take_published(step)
+        if pending is None:
+            return
         pending.problems[DENSE] = why
         if pending.base:  # it may be the base that is amiss
             self._history.clear()
         self._pending[step] = pending
         self._give_up(step, now)
+        self._publish_next(now)
 
     # ------------------------------------------------------------------ questions
 
@@ -261,10 +267,17 @@ class SaveMachine:
 
     # ------------------------------------------------------------------ the end
 
-    def close(self, now: float) -> None:
-        """The processes have ended: what is not whole now never will be."""
+    def close(self, now: float, *, goes_on: bool = False) -> None:
+        """The processes have ended: what is not whole now never will be.
+
+        goes_on: others take their place, and will come to steps that nobody has begun to save.
+        """
         for step in sorted(self._pending):
-            self._give_up(step, now, over=True)
+            pending = self._pending[step]
+            if goes_on and not pending.parts and not pending.problems:
+                del self._pending[step]
+            else:
+                self._give_up(step, now, over=True)
 
     def after_rollback(self, config: Config, start: int, now: float) -> SaveMachine:
         """The saves of the processes that go on from `start`."""
@@ -278,25 +291,42 @@ class SaveMachine:
 
     # ------------------------------------------------------------------ inside
 
+    def _is_settled(self, step: int) -> bool:
+        """What the job starts from is whole, whatever a replacement that starts there says."""
+        publishing = self._publishing is not None and self._publishing[0] == step
+        return step in self._closed or step <= self.start or step in self._complete or publishing
+
     def _close_if_all_have_spoken(self, step: int, pending: Pending, now: float) -> None:
         if pending.parts.keys() >= self._places:
-            self._publish(step, pending, now)
+            self._complete[step] = self._pending.pop(step)
+            self._publish_next(now)
         elif pending.parts.keys() | pending.problems.keys() >= self._places:
             self._give_up(step, now)
 
-    def _publish(self, step: int, pending: Pending, now: float) -> None:
-        try:
-            pending.base = self._chain(pending)
-        except CheckpointError as error:
-            pending.problems[DENSE] = str(error)
-            self._history.clear()
-            self._give_up(step, now)
-            return
-        del self._pending[step]
-        self._publishing[step] = pending
-        parts = tuple(saved.part for saved in pending.parts.values())
-        rows = _best(pending)
-        self._work.append(Publish(step, parts, pending.base, rows, dict(self.extra)))
+    def _publish_next(self, now: float) -> None:
+        """One at a time: what a difference is based on must have been published by then."""
+        while self._publishing is None and self._complete:
+            step = min(self._complete)
+            pending = self._complete.pop(step)
+            try:
+                pending.base = self._chain(pending)
+            except CheckpointError as error:
+                pending.problems[DENSE] = str(error)
+                self._history.clear()
+                self._pending[step] = pending
+                self._give_up(step, now)
+                continue
+            self._publishing = (step, pending)
+            parts = tuple(saved.part for saved in pending.parts.values())
+            rows = _best(pending)
+            self._work.append(Publish(step, parts, pending.base, rows, dict(self.extra)))
+
+    def _take_published(self, step: int) -> Pending | None:
+        """None if this machine knows nothing of it: all have rolled back since."""
+        if self._publishing is None or self._publishing[0] != step:
+            return None
+        pending, self._publishing = self._publishing[1], None
+        return pending
 
     def _chain(self, pending: Pending) -> tuple[int, ...]:
         """What a checkpoint with these parts needs, oldest first.

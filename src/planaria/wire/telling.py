@@ -60,7 +60,7 @@ class Listener:
         """What can be passed on now."""
         if message.number > self._up_to:
             self._early[message.number] = message.what
-        if len(self._early) > MOST_UNHEARD:  # the teller has forgotten what is missing
+        if len(self._early) >= MOST_UNHEARD:  # the teller has forgotten what is missing
             self._up_to = min(self._early) - 1
         found: list[Told] = []
         while self._up_to + 1 in self._early:
