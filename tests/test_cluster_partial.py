@@ -52,7 +52,7 @@ def updates_by_place(config: Config, step: int) -> list[int]:
     first_rows = np.cumsum([0, *config.model.table_rows[:-1]])
     rows = np.unique(batch.ids + first_rows)
     places, _ = config.layout.arena(sum(config.model.table_rows)).locate(rows)
-    return np.bincount(places, minlength=config.servers).tolist()
+    return [int(count) for count in np.bincount(places, minlength=config.servers)]
 
 
 def test_a_kill_right_after_a_save_loses_nothing(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ def test_no_schedule_hangs_ends_for_nothing_or_is_silent_about_the_last_save() -
 def test_a_blow_at_any_message_to_the_supervisor_is_borne(victim: str) -> None:
     struck = 0
     for boundary in range(1, BOUNDARIES, 1 if victim == "sender" else 3):
-        world = StrikesAt(boundary, victim).run()
+        world = StrikesAt(boundary, victim)
+        world.run()
         struck += world.heard >= boundary
         assert world.sentence is None, (boundary, world.sentence, world.story)
     assert struck > BOUNDARIES / 6  # the others came after the end

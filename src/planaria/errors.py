@@ -12,7 +12,6 @@
     │   ├── DamagedCheckpoint  it is torn, was tampered with, or lacks a file
     │   ├── LeaseHeld      another job uses the folder
     │   └── LeaseLost      another job has taken the folder over
-    ├── ExactnessError     a trainer would not compute the same bits as the others
     ├── WireError          a message is not of this protocol or not of this job
     ├── ClusterError       processes could not be started, or the job cannot go on
     │   ├── LossError      more was lost than the parity can bear
@@ -72,10 +71,6 @@ class LeaseHeld(CheckpointError):
 
 class LeaseLost(CheckpointError):
     """Another job has taken the folder of checkpoints over; this one must change nothing in it."""
-
-
-class ExactnessError(PlanariaError):
-    """A trainer would not compute the same bits as the others did, or as before the resume."""
 
 
 class StoreError(PlanariaError):
