@@ -22,7 +22,19 @@ from planaria.simulator.faults import Faults
 from planaria.simulator.network import NETWORKS
 from planaria.simulator.toy import ToyJob
 from planaria.simulator.world import World
-from planaria.wire.messages import Member, Message
+from planaria.wire.messages import (
+    Delta,
+    Install,
+    Lookup,
+    MateReply,
+    MateRequest,
+    Member,
+    Message,
+    Prepare,
+    Push,
+    RangeRequest,
+    Stop,
+)
 
 SHAPES = (  # servers, k, r, trainers
     (4, 2, 1, 2),
@@ -127,6 +139,45 @@ def _spread(
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         for future in [pool.submit(work, *call) for call in calls]:
             yield future.result()
+
+
+# ---------------------------------------------------------------- messages of older views
+
+NO_ECHO = (Prepare, Install, Stop, Push, Lookup, MateRequest, RangeRequest, MateReply)
+SLOW_DELTA_S = 0.3
+SLOW_DELTAS = 0.1  # the share of them, besides those to replacements
+
+
+class OldViews(World):
+    """Whatever a member was told in one view it is told again when it enters the next.
+
+    Deltas are slow, always those to replacements: what was believed of a holder's predecessor is
+    then wrong of the holder for long enough to matter.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.told: dict[Member, list[tuple[Member, Message]]] = {}
+        super().__init__(*arguments, **named)
+
+    def send(self, sender: Member, to: Member, message: Message) -> None:
+        slow = to not in self.first_members[0] or self.random.random() < SLOW_DELTAS
+        if isinstance(message, Delta) and slow:
+            self.after(self.random.expovariate(1 / SLOW_DELTA_S), self._arrive, sender, to, message)
+        else:
+            super().send(sender, to, message)
+
+    def hand_over(self, sender: Member, to: Member, message: Message) -> None:
+        process = self.processes.get(to)
+        if process is None or process.role == "coordinator":
+            super().hand_over(sender, to, message)
+            return
+        before = process.machine.view
+        super().hand_over(sender, to, message)
+        if process.machine.view > before:
+            for old_sender, old in self.told.pop(to, ()):
+                self.after(0.001, self.deliver, old_sender, to, old)
+        if not isinstance(message, NO_ECHO):
+            self.told.setdefault(to, []).append((sender, message))
 
 
 # ---------------------------------------------------------------- kills at every message boundary
