@@ -8,17 +8,14 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import zmq
-from cluster_garbage import FIRST, impossible, knock, rows, strange_messages
 from cluster_jobs import (
     GONE_S,
     TINY,
@@ -38,23 +35,19 @@ from planaria.cluster.events import Exited, JobEvent
 from planaria.cluster.files import Beginning, JobFiles
 from planaria.cluster.run import JobRun
 from planaria.cluster.scrub import running_jobs, scrub
-from planaria.cluster.transport import Keys, Transport
+from planaria.cluster.transport import Transport
 from planaria.config import ClusterConfig
 from planaria.control.supervising import EXIT_ORPHAN
 from planaria.errors import ClusterError, DataError, LossError
 from planaria.schedule import Freeze
-from planaria.wire.codec import decode, encode
 from planaria.wire.control import (
     HeldOut,
-    Listening,
     Ready,
     ServerHolds,
     Silent,
     StepDone,
-    Viewed,
     WantMore,
 )
-from planaria.wire.messages import MateRequest, Message, Stop
 
 pytestmark = pytest.mark.torch
 
@@ -386,122 +379,3 @@ def test_connections_are_encrypted_unless_they_cannot_leave_the_machine() -> Non
     assert not encrypted("ipc", "10.0.0.5")
     assert encrypted("tcp", "127.0.0.1", "on")
     assert not encrypted("tcp", "10.0.0.5", "off")
-
-
-# ---------------------------------------------------------------------------- strangers
-
-
-class Stranger:
-    """A socket that is no member's: it writes to servers, and listens for what they answer."""
-
-    def __init__(self, keys: Keys, **curve: bytes) -> None:
-        """curve: a key pair of its own and the key that it takes for the job's."""
-        self.keys = keys
-        self.context = zmq.Context()
-        self.inbox = self.context.socket(zmq.ROUTER)
-        self.inbox.bind("tcp://127.0.0.1:*")
-        self.address = self.inbox.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.curve = curve
-
-    def __enter__(self) -> Stranger:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.context.destroy(linger=0)
-
-    def post(self, address: str, messages: Iterable[list[bytes]], *, linger_ms: int) -> None:
-        """Every message has left when it returns, unless nobody took them for so long."""
-        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-            dealer.linger = dealer.sndtimeo = linger_ms
-            for option, value in self.curve.items():
-                setattr(dealer, option, value)
-            dealer.connect(address)
-            for frames in messages:
-                dealer.send_multipart(frames)
-
-    def post_as_member(self, address: str, messages: list[Message], *, linger_ms: int) -> None:
-        """With the job's token: only encryption can keep these out."""
-        encoded = [encode(self.keys.token, "stranger", self.address, m) for m in messages]
-        self.post(address, encoded, linger_ms=linger_ms)
-
-    def answers(self, wait_ms: int) -> list[str]:
-        found = []
-        while self.inbox.poll(wait_ms):
-            _, *frames = self.inbox.recv_multipart()
-            found.append(type(decode(self.keys.token, frames).message).__name__)
-        return found
-
-
-def listening_servers(run: BeatenRun) -> list[str]:
-    spoken = {member: listening.address for member, listening in run.of(Listening)}
-    return [spoken[member] for member in sorted(spoken) if member.startswith("server")]
-
-
-def on_hold_at(step: int, visit: Callable[[Attempt], None]) -> Callable[..., None]:
-    """Calls `visit` once, while the only trainer with samples stands still and the servers wait."""
-    visits: list[int] = []
-
-    def on_event(processes: Attempt, event: JobEvent) -> None:
-        if isinstance(event.what, StepDone) and event.what.step >= step and not visits:
-            visits.append(step)
-            processes.signal("trainer-0", signal.SIGSTOP)
-            visit(processes)
-            processes.signal("trainer-0", signal.SIGCONT)
-
-    return on_event
-
-
-def test_20000_strange_messages_leave_the_servers_up_and_the_digest_right() -> None:
-    answered: list[str] = []
-
-    def attack(processes: Attempt) -> None:
-        keys = processes.files.keys()
-        draw = random.Random(4)
-        with Stranger(keys) as stranger:
-            for number, address in enumerate(listening_servers(run)[:3]):
-                for _ in range(340):
-                    knock(draw, address)
-                noise = strange_messages(number, 6330, keys.token)
-                stranger.post(address, noise, linger_ms=30_000)
-                stranger.post_as_member(address, impossible(), linger_ms=30_000)
-            answered.extend(stranger.answers(1000))
-
-    config = tiny("servers=3", "parity=1", "cluster.transport=tcp")
-    run = BeatenRun(config, on_event=on_hold_at(5, attack))
-    assert run.run()["digest"] == undisturbed()
-    assert [tuple(viewed.view) for _, viewed in run.of(Viewed)] == [(1, 1)]
-    refused = [holds.refused for _, holds in run.of(ServerHolds)]
-    assert all(count >= 6330 for count in refused), refused  # it all arrived
-    assert answered.count("MateReply") >= 3  # a control: with the token, servers do answer
-    assert all(refuses_connections(address) for address in listening_servers(run))
-
-
-def test_without_the_jobs_key_nobody_gets_past_the_handshake() -> None:
-    answered: list[str] = []
-    request = MateRequest(view=FIRST, request=1, arena=0, as_of=0, indices=rows(0))
-    stop = Stop(view=FIRST, reason="because I know the token")
-
-    def visit(processes: Attempt) -> None:
-        keys = processes.files.keys()
-        assert keys.public is not None
-        public, secret = zmq.curve_keypair()
-        own = {"curve_publickey": public, "curve_secretkey": secret}
-        for curve in ({}, {**own, "curve_serverkey": public}):
-            with Stranger(keys, **curve) as stranger:
-                for address in listening_servers(run)[:3]:
-                    stranger.post_as_member(address, [request, stop], linger_ms=300)
-                    knock(random.Random(5), address)
-                answered.extend(stranger.answers(300))
-
-    config = tiny("servers=3", "parity=1", "cluster.transport=tcp", "cluster.encryption=on")
-    run = BeatenRun(config, on_event=on_hold_at(5, visit))
-    assert run.run()["digest"] == undisturbed()
-    assert answered == []
-    assert [holds.refused for _, holds in run.of(ServerHolds)] == [0, 0, 0]
-    assert [tuple(viewed.view) for _, viewed in run.of(Viewed)] == [(1, 1)]
-
-
-def refuses_connections(address: str) -> bool:
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    with socket.socket() as probe:
-        return probe.connect_ex((host, int(port))) != 0

@@ -12,7 +12,8 @@ import pytest
 from planaria.control import supervising
 from planaria.control.rolling_back import RollBackMachine
 from planaria.control.supervising import Child, Ended, SupervisorMachine
-from planaria.simulator.control import ControlWorld, StrikesAt, run_control_seed
+from planaria.simulator.control import ControlWorld
+from planaria.simulator.control_campaigns import StrikesAt, run_control_seed
 from planaria.wire.messages import Member
 
 SEEDS = range(500)

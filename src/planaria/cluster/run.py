@@ -136,7 +136,7 @@ class JobRun:
         self._fingerprint = attempt.fingerprint
         if verdict.sentence is None or verdict.lost:
             return verdict.sentence
-        self._close(archive)
+        self._close(archive, goes_on=True)
         logs = f"; logs are in {attempt.files.folder / 'logs'}" if attempt.failed else ""
         error = Interrupted if verdict.sentence.startswith(INTERRUPTED) else ClusterError
         raise error(f"{verdict.sentence}{self.saves.way_back()}{logs}")

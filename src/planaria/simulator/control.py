@@ -14,7 +14,6 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from planaria.config import Config
@@ -31,13 +30,22 @@ from planaria.control.supervising import (
     Start,
     SupervisorMachine,
 )
-from planaria.coordinator.machine import DONE, SUPERVISOR, CoordinatorMachine, first_state
-from planaria.coordinator.watch import Pulse, Silence, Watch
+from planaria.coordinator.machine import DONE
+from planaria.coordinator.watch import Pulse
 from planaria.simulator.checks import Failure as Broken
+from planaria.simulator.control_checks import check_end
+from planaria.simulator.control_coordinator import (
+    BEAT_S,
+    Process,
+    after_call,
+    become_coordinator,
+    obey,
+    tick_coordinator,
+)
+from planaria.simulator.control_faults import KINDS, strike
 from planaria.simulator.disk import Disk
 from planaria.simulator.puppets import Puppet
 from planaria.wire.control import (
-    Finished,
     Heard,
     Listening,
     Obeyed,
@@ -45,55 +53,17 @@ from planaria.wire.control import (
     PartFailed,
     PartSaved,
     Ready,
-    Silent,
     StepDone,
     Tell,
     Told,
-    Viewed,
-    WantMore,
 )
 from planaria.wire.machine import COORDINATOR, Outbox
-from planaria.wire.messages import NO_VIEW, Heartbeat, Member, Message, Spawn, Suspect
-from planaria.wire.telling import Listener, Teller
+from planaria.wire.messages import NO_VIEW, Heartbeat, Member, Message
+from planaria.wire.telling import Listener
 
 TICK_S = 0.1
-BEAT_S = 0.2
 STEP_S = 0.1
 END_S = 400.0  # within which a run must be over, whatever happens to it
-KINDS = (
-    "kill",
-    "kill",
-    "kill coordinator",
-    "error",  # an exception, once
-    "stubborn error",  # whoever has that place ends with an exception, again and again
-    "freeze",  # SIGSTOP for less or more than the limit
-    "hang",  # the main loop stands still, the heart beats
-    "freeze coordinator",
-    "sleep",  # the supervisor alone
-    "sleep all",  # a paused container
-    "stillborn",  # the next processes end before they are of any use
-    "slow disk",
-    "failing disk",
-)
-
-
-@dataclass
-class Process:
-    role: str
-    puppet: Puppet | None = None
-    machine: CoordinatorMachine | None = None
-    watch: Watch | None = None
-    pulse: Pulse = field(default_factory=lambda: Pulse(BEAT_S, 0.0))
-    teller: Teller = field(default_factory=Teller)  # of a coordinator
-    orders: Orders = field(default_factory=Orders)
-    paused_until: float = 0.0
-    beats: bool = False  # also while it is paused
-    backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = field(default_factory=list)
-    silent: dict[Member, Silence] = field(default_factory=dict)
-    again: int = 0
-    announced: Any = None
-    struck: bool = False  # a fault has hit it
-    told_end: bool = False
 
 
 class ControlWorld:
@@ -169,7 +139,7 @@ class ControlWorld:
         process = self.processes[action.member] = Process(action.role)
         process.pulse = Pulse(BEAT_S, self.now)
         if action.role == "coordinator":
-            self._become_coordinator(action.member, process)
+            become_coordinator(self, action.member, process)
         else:
             process.puppet = Puppet(
                 action.member,
@@ -181,36 +151,10 @@ class ControlWorld:
                 self.config.servers,
                 self.start if action.number is not None else 0,
             )
-        self._tell(action.member, Listening(role=action.role, address=f"at {action.member}"))
-        self._tell(action.member, Ready())
+        self.tell(action.member, Listening(role=action.role, address=f"at {action.member}"))
+        self.tell(action.member, Ready())
         self.after(self.random.uniform(0.0, TICK_S), self._tick, action.member, generation)
         self.after(self.random.uniform(0.0, BEAT_S), self._beat, action.member, generation)
-
-    def _become_coordinator(self, member: Member, process: Process) -> None:
-        epoch = self.disk.free_epoch()
-        self.disk.create(epoch, member)
-        config = self.config
-        fresh = first_state(
-            epoch,
-            [f"server-{place}" for place in range(config.servers)],
-            [f"trainer-{rank}" for rank in range(config.ranks)],
-            committed=self.start,
-        )
-        state = self.disk.state if self.disk.states else fresh
-        process.machine = CoordinatorMachine(
-            state,
-            config.layout,
-            epoch=epoch,
-            now=self.now,
-            retry_s=0.5,
-            deadline_s=config.cluster.deadline_s,
-        )
-        limit_s = config.cluster.heartbeat_limit_ms / 1000
-        process.watch = Watch(limit_s, config.cluster.hang_limit_s)
-        if state.epoch < epoch:
-            for expected in process.machine.members:
-                process.watch.heard(expected, self.now)
-        self._after_coordinator(member, process, process.machine.take_outbox())
 
     def _exit_soon(self, member: Member, ended: Ended) -> None:
         self.processes.pop(member, None)
@@ -229,7 +173,7 @@ class ControlWorld:
                 event(*arguments)
                 if self.now - self.began > END_S:
                     raise Broken(f"it hangs at step {self.trained}: {sorted(self.processes)}")
-            self._check_end()
+            check_end(self)
         except Exception as error:
             what = str(error) if isinstance(error, Broken) else f"{type(error).__name__}: {error}"
             raise Broken(f"seed {self.seed}: {what}; {'; '.join(self.story)}") from error
@@ -326,12 +270,12 @@ class ControlWorld:
 
     # ------------------------------------------------------------------ messages
 
-    def _tell(self, member: Member, what: Told) -> None:
+    def tell(self, member: Member, what: Told) -> None:
         process = self.processes[member]
         teller = process.puppet.teller if process.puppet else process.teller
-        self._to_supervisor(member, teller.tell(what, self.now))
+        self.to_supervisor(member, teller.tell(what, self.now))
 
-    def _to_supervisor(self, member: Member, message: Tell | Obeyed | Heartbeat) -> None:
+    def to_supervisor(self, member: Member, message: Tell | Obeyed | Heartbeat) -> None:
         if self.random.random() >= self.drop:
             delay = self.random.expovariate(200)
             self.after(
@@ -379,7 +323,7 @@ class ControlWorld:
             process.puppet.on_orders(message)
             self._flush(member, process.puppet)
         else:
-            self._on_coordinators_orders(member, process, message)
+            obey(self, member, process, message)
 
     def _awake(
         self, member: Member, generation: int, again: Callable[..., None], *arguments: Any
@@ -403,7 +347,7 @@ class ControlWorld:
                 event(*arguments)
             process.pulse.turn(self.now)
             if process.machine:
-                self._tick_coordinator(member, process)
+                tick_coordinator(self, member, process)
             elif process.puppet:
                 self._tick_puppet(member, process.puppet)
         if member in self.processes:
@@ -420,7 +364,7 @@ class ControlWorld:
                 self._exit_soon(member, Ended(code))
                 return
         else:
-            self._post(member, puppet.tick(self.now))
+            self.post(member, puppet.tick(self.now))
             if (step := puppet.due(self.now)) is not None:
                 self.after(self._disk_s(), self._written, member, step, self.generation)
         puppet.out += puppet.teller.due(self.now)
@@ -430,9 +374,9 @@ class ControlWorld:
         out, puppet.out = puppet.out, []
         for message in out:
             if isinstance(message, Tell | Obeyed):
-                self._to_supervisor(member, message)
+                self.to_supervisor(member, message)
 
-    def _post(self, member: Member, outbox: Outbox) -> None:
+    def post(self, member: Member, outbox: Outbox) -> None:
         """Where the coordinator is, a member knows from its orders."""
         puppet = self.processes[member].puppet
         known = puppet.orders.coordinator.removeprefix("at ") if puppet else ""
@@ -447,13 +391,13 @@ class ControlWorld:
         if process is None:
             return
         if process.puppet:
-            self._post(to, process.puppet.receive(message, self.now))
+            self.post(to, process.puppet.receive(message, self.now))
             self._flush(to, process.puppet)
         elif process.machine and process.watch:
             age_s = message.age_ms / 1000 if isinstance(message, Heartbeat) else 0.0
             process.watch.heard(sender, self.now, age_s)
             outbox = process.machine.receive(sender, message, self.now)
-            self._after_coordinator(to, process, outbox)
+            after_call(self, to, process, outbox)
 
     def _beat(self, member: Member, generation: int) -> None:
         process = self.processes.get(member) if generation == self.generation else None
@@ -462,9 +406,9 @@ class ControlWorld:
         awake = self.now >= process.paused_until
         if process.puppet and (awake or process.beats):
             beat = Heartbeat(view=NO_VIEW, age_ms=process.pulse.beat(self.now))
-            self._post(member, [(COORDINATOR, beat)])
+            self.post(member, [(COORDINATOR, beat)])
         elif process.machine and awake:
-            self._to_supervisor(member, Heartbeat(view=NO_VIEW))
+            self.to_supervisor(member, Heartbeat(view=NO_VIEW))
         self.after(BEAT_S, self._beat, member, generation)
 
     def _train(self, generation: int) -> None:
@@ -501,72 +445,6 @@ class ControlWorld:
             puppet.step = behind
         return members
 
-    # ------------------------------------------------------------------ the coordinator
-
-    def _tick_coordinator(self, member: Member, process: Process) -> None:
-        assert process.machine
-        assert process.watch
-        machine = process.machine
-        for silence in process.watch.tick(self.now):
-            if silence.member not in machine.members:
-                process.watch.forget(silence.member)
-            elif silence.member not in machine.dead:
-                process.silent[silence.member] = silence
-                suspect = Suspect(view=NO_VIEW, member=silence.member, gone=False)
-                self._after_coordinator(
-                    member, process, machine.receive(SUPERVISOR, suspect, self.now)
-                )
-        self._after_coordinator(member, process, machine.tick(self.now))
-        for tell in process.teller.due(self.now):
-            self._to_supervisor(member, tell)
-
-    def _on_coordinators_orders(self, member: Member, process: Process, orders: Orders) -> None:
-        assert process.machine
-        if orders.number > process.orders.number:
-            process.orders = orders
-            for gone in orders.gone:
-                if gone not in process.machine.dead:
-                    suspect = Suspect(view=NO_VIEW, member=gone, gone=True)
-                    outbox = process.machine.receive(SUPERVISOR, suspect, self.now)
-                    self._after_coordinator(member, process, outbox)
-            if orders.again > process.again:
-                process.again = orders.again
-                self._after_coordinator(member, process, process.machine.start_afresh(self.now))
-        self._to_supervisor(member, Obeyed(number=process.orders.number))
-
-    def _after_coordinator(self, member: Member, process: Process, outbox: Outbox) -> None:
-        machine = process.machine
-        if machine is None or member not in self.processes:
-            return
-        state = machine.take_state()
-        if state is not None:
-            if self.disk.refuses(state.epoch, member):
-                self._exit_soon(member, Ended(EXIT_FAILED, "another epoch"))
-                return
-            self.disk.write(state)
-        for given_up in sorted(process.silent.keys() & machine.dead):
-            silence = process.silent.pop(given_up)
-            told = Silent(member=given_up, seconds=silence.seconds, hung=silence.hung)
-            self._tell(member, told)
-        for to, message in outbox:
-            if to == SUPERVISOR and isinstance(message, Spawn):
-                self._tell(member, WantMore(role=message.role, count=message.count))
-        self._post(member, [(to, message) for to, message in outbox if to != SUPERVISOR])
-        install = machine.install
-        if install.addresses and install.view != process.announced:
-            process.announced = install.view
-            viewed = Viewed(
-                view=install.view,
-                committed=install.committed,
-                servers=install.servers,
-                trainers=install.trainers,
-                rebuilding=install.rebuilding,
-            )
-            self._tell(member, viewed)
-        if machine.finished and not process.told_end:
-            process.told_end = True
-            self._tell(member, Finished(failure=machine.failure))
-
     # ------------------------------------------------------------------ disks
 
     def _disk_s(self) -> float:
@@ -594,116 +472,20 @@ class ControlWorld:
         elif isinstance(work, Discard) and work.step in self.on_disk:
             raise Broken(f"what was published of step {work.step} is discarded")
 
-    # ------------------------------------------------------------------ faults
+    # ------------------------------------------------------------------ what faults do
 
     def strike(self) -> None:
-        if self.ended:
-            return
-        kind, draw = self.random.choice(self.kinds), self.random
-        coordinator = self.supervisor.coordinator
-        members = sorted(name for name, one in self.processes.items() if one.puppet)
-        if kind in ("kill", "error", "freeze", "hang") and members:
-            self._strike_member(kind, draw.choice(members))
-        elif kind == "stubborn error":
-            role = draw.choice(("server", "trainer"))
-            self.cursed.add((role, 0))
-            self.note(f"{role}:0 is cursed")
-        elif kind == "kill coordinator" and coordinator in self.processes:
-            self.note(f"kill {coordinator}")
-            self._exit_soon(coordinator, Ended(-9, "killed by SIGKILL"))
-        elif kind == "freeze coordinator" and coordinator in self.processes:
-            self._pause(coordinator, draw.uniform(0.5, 90.0), beats=False)
-        elif kind in ("sleep", "sleep all"):
-            seconds = draw.uniform(0.5, 90.0)
-            self.note(f"{kind} for {seconds:.1f} s")
-            self.slept_until = max(self.slept_until, self.now + seconds)
-            if kind == "sleep all":
-                for member in list(self.processes):
-                    self._pause(member, seconds, beats=False, told=False)
-        elif kind == "stillborn":
-            self.stillborn += draw.choice((1, 2, 8))
-        elif kind == "slow disk":
-            self.disk_slow_until = self.now + draw.uniform(1.0, 20.0)
-        elif kind == "failing disk":
-            self.disk_fails_until = self.now + draw.uniform(1.0, 20.0)
+        if not self.ended:
+            strike(self)
 
-    def _strike_member(self, kind: str, member: Member) -> None:
-        self.note(f"{kind} {member}")
-        if kind == "kill":
-            self._exit_soon(member, Ended(-9, "killed by SIGKILL"))
-        elif kind == "error":
-            self._exit_soon(member, Ended(EXIT_FAILED, "MemoryError"))
-        else:
-            self._pause(member, self.random.uniform(0.5, 90.0), beats=kind == "hang")
+    def end(self, member: Member, ended: Ended) -> None:
+        """A process ends by itself, or somebody kills it."""
+        self._exit_soon(member, ended)
 
-    def _pause(self, member: Member, seconds: float, *, beats: bool, told: bool = True) -> None:
+    def pause(self, member: Member, seconds: float, *, beats: bool, told: bool = True) -> None:
+        """beats: its heart goes on. told: somebody may be blamed for it."""
         process = self.processes[member]
         process.paused_until = max(process.paused_until, self.now + seconds)
         process.beats, process.struck = beats, process.struck or told
         if told:
             self.note(f"{member} stands still for {seconds:.1f} s")
-
-    # ------------------------------------------------------------------ what must hold
-
-    def _check_end(self) -> None:
-        last = [one for one in self.saves.published if one["step"] == self.steps]
-        if self.sentence is None:
-            if self.trained != self.steps:
-                raise Broken(f"it says that it is done, at step {self.trained}")
-            if not last:
-                raise Broken("it is done, and not a word is said of the last save")
-            if ("failed" in last[-1]) == (self.steps in self.on_disk):
-                raise Broken(f"of the last save it says {last[-1]}, which is not true")
-        elif self.lost:
-            if not any(word in self.sentence for word in ("lost", "no trainer is left")):
-                raise Broken(f"it says that this is lost: {self.sentence}")
-        elif not self._is_allowed(self.sentence):
-            raise Broken(f"the job ended for nothing: {self.sentence}")
-
-    def _is_allowed(self, sentence: str) -> bool:
-        """Whether the faults of this schedule can make a job end with this sentence."""
-        if "in a row" in sentence:
-            return bool(self.cursed) or any("dies at birth" in line for line in self.story)
-        if "times at step" in sentence:
-            hit = [line for line in self.story if " error " in line or " hang " in line]
-            return bool(self.cursed) or len(hit) > 1
-        return False
-
-
-class StrikesAt(ControlWorld):
-    """An undisturbed schedule, but for one blow just before the supervisor hears a message.
-
-    victim: "sender", whoever sent it; "coordinator"; "supervisor", which falls asleep; or "member",
-    one of the servers.
-    """
-
-    def __init__(self, boundary: int, victim: str) -> None:
-        self.boundary, self.victim = boundary, victim
-        self.heard = 0
-        super().__init__(0, count=0)
-        self.drop = 0.0
-
-    def on_delivery(self, member: Member, message: Any) -> None:
-        if isinstance(message, Heartbeat):
-            return
-        self.heard += 1
-        if self.heard != self.boundary:
-            return
-        victim = {"sender": member, "coordinator": self.supervisor.coordinator}.get(self.victim)
-        if self.victim == "supervisor":
-            self.slept_until = self.now + 50.0
-            return
-        if victim is None:
-            victim = self.supervisor.servers[0] if self.supervisor.servers else "server-0"
-        if victim in self.processes:
-            self.note(f"kill {victim} at message {self.boundary}")
-            self._exit_soon(victim, Ended(-9, "killed by SIGKILL"))
-
-
-def run_control_seed(seed: int, kind: type[ControlWorld] = ControlWorld, **more: Any) -> str | None:
-    """What was broken, if anything."""
-    try:
-        kind(seed, **more).run()
-    except Broken as broken:
-        return str(broken)
-    return None

@@ -1,0 +1,72 @@
+"""What can go wrong in a schedule of the control plane."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from planaria.control.supervising import EXIT_FAILED, Ended
+from planaria.wire.messages import Member
+
+if TYPE_CHECKING:
+    from planaria.simulator.control import ControlWorld
+
+KILLED = Ended(-9, "killed by SIGKILL")
+KINDS = (
+    "kill",
+    "kill",
+    "kill coordinator",
+    "error",  # an exception, once
+    "stubborn error",  # whoever has that place ends with an exception, again and again
+    "freeze",  # SIGSTOP for less or more than the limit
+    "hang",  # the main loop stands still, the heart beats
+    "freeze coordinator",
+    "sleep",  # the supervisor alone
+    "sleep all",  # a paused container
+    "stillborn",  # the next processes end before they are of any use
+    "slow disk",
+    "failing disk",
+)
+
+
+def strike(world: ControlWorld) -> None:
+    """One fault, now."""
+    kind, draw = world.random.choice(world.kinds), world.random
+    coordinator = world.supervisor.coordinator
+    members = sorted(name for name, one in world.processes.items() if one.puppet)
+    if kind in ("kill", "error", "freeze", "hang") and members:
+        _strike_member(world, kind, draw.choice(members))
+    elif kind == "stubborn error":
+        role = draw.choice(("server", "trainer"))
+        world.cursed.add((role, 0))
+        world.note(f"{role}:0 is cursed")
+    elif kind == "kill coordinator" and coordinator in world.processes:
+        world.note(f"kill {coordinator}")
+        world.end(coordinator, KILLED)
+    elif kind == "freeze coordinator" and coordinator in world.processes:
+        world.pause(coordinator, draw.uniform(0.5, 90.0), beats=False)
+    elif kind in ("sleep", "sleep all"):
+        _sleep(world, kind, draw.uniform(0.5, 90.0))
+    elif kind == "stillborn":
+        world.stillborn += draw.choice((1, 2, 8))
+    elif kind == "slow disk":
+        world.disk_slow_until = world.now + draw.uniform(1.0, 20.0)
+    elif kind == "failing disk":
+        world.disk_fails_until = world.now + draw.uniform(1.0, 20.0)
+
+
+def _strike_member(world: ControlWorld, kind: str, member: Member) -> None:
+    world.note(f"{kind} {member}")
+    if kind == "kill":
+        world.end(member, KILLED)
+    elif kind == "error":
+        world.end(member, Ended(EXIT_FAILED, "MemoryError"))
+    else:
+        world.pause(member, world.random.uniform(0.5, 90.0), beats=kind == "hang")
+
+
+def _sleep(world: ControlWorld, kind: str, seconds: float) -> None:
+    world.note(f"{kind} for {seconds:.1f} s")
+    world.slept_until = max(world.slept_until, world.now + seconds)
+    if kind == "sleep all":
+        for member in list(world.processes):
+            world.pause(member, seconds, beats=False, told=False)
