@@ -38,7 +38,7 @@ from planaria.cluster.scrub import running_jobs, scrub
 from planaria.cluster.transport import Transport
 from planaria.config import ClusterConfig
 from planaria.control.supervising import EXIT_ORPHAN
-from planaria.errors import ClusterError, DataError, LossError
+from planaria.errors import ClusterError, ConfigError, DataError, LossError
 from planaria.schedule import Freeze
 from planaria.wire.control import (
     HeldOut,
@@ -256,9 +256,9 @@ def test_a_lost_job_leaves_a_report_and_exit_code_3(folder: Path) -> None:
     assert len(report["failures"]) == 2
 
 
-def test_a_process_that_cannot_start_ends_the_job_with_its_log() -> None:
+def test_an_address_of_another_machine_is_refused_before_anything_starts() -> None:
     nowhere = "cluster.host=203.0.113.1"  # reserved for documentation: nobody has it
-    with pytest.raises(ClusterError, match=r"cannot listen on tcp://203\.0\.113\.1"):
+    with pytest.raises(ConfigError, match=r"cluster\.host: cannot listen on 203\.0\.113\.1"):
         JobRun(tiny("servers=2", "parity=1", "cluster.transport=tcp", nowhere)).run()
 
 

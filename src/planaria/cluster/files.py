@@ -33,6 +33,7 @@ from planaria.coordinator.machine import CoordinatorState
 from planaria.errors import ClusterError
 from planaria.wire.messages import Member
 
+ANY_JOB = "0000-000000-000000"  # as long as the name of any job's folder
 JOBS_KEPT = 20  # folders of ended jobs, for their logs
 
 

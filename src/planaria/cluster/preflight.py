@@ -6,7 +6,6 @@ estimated. All is for one machine that runs the whole job.
 
 from __future__ import annotations
 
-import resource
 import secrets
 import shutil
 import socket
@@ -74,12 +73,6 @@ def check(
     if problems:
         raise ConfigError("\n".join(problems))
     return notes
-
-
-def raise_descriptor_limit() -> None:
-    """To what may be had; processes that are started later inherit it."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 # ---------------------------------------------------------------------------------------- memory

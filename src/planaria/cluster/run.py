@@ -19,10 +19,11 @@ from planaria.cluster.archive import Archive, newest_of
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.deciding import settle
 from planaria.cluster.events import Observer, RolledBack
-from planaria.cluster.files import Beginning
+from planaria.cluster.files import ANY_JOB, Beginning, home
 from planaria.cluster.injecting import Injector
 from planaria.cluster.reporting import Observe, Progress, Reporter
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption
+from planaria.cluster.transport import raise_descriptor_limit
 from planaria.config import Config, describe_protection
 from planaria.control.losses import Losses
 from planaria.control.rolling_back import RollBackMachine
@@ -89,7 +90,9 @@ class JobRun:
 
     def run(self) -> dict[str, Any]:
         say = self.reporter.say
-        for note in (*preflight.check(self.config), *self.start.notes, self.decision):
+        raise_descriptor_limit()
+        fits = preflight.check(self.config, self.start.bytes, folder=home() / "jobs" / ANY_JOB)
+        for note in (*fits, *self.start.notes, self.decision):
             if note:
                 say(note)
         say(describe_protection(self.config))
