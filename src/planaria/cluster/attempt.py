@@ -231,8 +231,7 @@ class Attempt:
             self.transport.send(address, self.transport.encode(message))
 
     def _forget(self, member: Member) -> None:
-        """It has ended; what it told and nobody heard is lost."""
-        self._listeners.pop(member, None)
+        """It has ended; what it told may still be on its way."""
         self._addresses.pop(member, None)
         self.transport.forget({*self._addresses.values()})
 
@@ -244,7 +243,8 @@ class Attempt:
 
     def _on_message(self, envelope: Envelope, now: float) -> None:
         member, message = envelope.sender, envelope.message
-        self._addresses[member] = envelope.address
+        if member in self.machine.children:
+            self._addresses[member] = envelope.address
         match message:
             case Tell():
                 listener = self._listeners.setdefault(member, Listener())

@@ -39,6 +39,7 @@ from planaria.wire.messages import Member, Message
 
 QUALITY_SAMPLES = 16_384  # the last ones, over which it is measured while training
 EVALUATED_SAMPLES = 16_384  # at a time
+READ_SAMPLES = 65_536  # likewise
 LOSSES_KEPT = 50  # of the last steps, over which the report takes the mean
 LONG_READ_S = 1.0
 WAITED_S = 5.0  # before a trainer says whom it waits for
@@ -208,8 +209,7 @@ class TrainerNode(MemberNode):
                 1, self.trainer.rank, config.trainers, config.data.test_samples
             )
             start += config.steps * config.batch
-        self._reading_since = time.monotonic()
-        batch = self.source.read(start, count)
+        batch = self._read(start, count)
         if step <= config.steps and len(batch) < count:
             self.data_ended = step
             self.line.tell(DataEnded(step=step, samples=self.source.samples or 0))
@@ -221,6 +221,23 @@ class TrainerNode(MemberNode):
         ends = np.cumsum(parts.counts).tolist()
         runs = [slice(end - n, end) for end, n in zip(ends, parts.counts.tolist(), strict=True)]
         return Prepared(batch, inverse, parts, runs)
+
+    def _read(self, start: int, count: int) -> Batch:
+        """Held-out samples may be millions: they are read some at a time."""
+        self._reading_since = time.monotonic()
+        pieces: list[Batch] = []
+        for first in range(start, start + count, READ_SAMPLES):
+            wanted = min(READ_SAMPLES, start + count - first)
+            pieces.append(self.source.read(first, wanted))
+            self._on_scanned()
+            if len(pieces[-1]) < wanted:
+                break
+        if len(pieces) == 1:
+            return pieces[0]
+        if not pieces:
+            return self.source.read(start, 0)
+        columns = zip(*((one.dense, one.ids, one.labels) for one in pieces), strict=True)
+        return Batch(*map(np.concatenate, columns))
 
     def _values(self, prepared: Prepared, found: dict[int, list[Floats]]) -> Floats:
         """[distinct rows, dim], in the order of their ids."""
