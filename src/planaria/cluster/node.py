@@ -18,10 +18,9 @@ from planaria.cluster.line import Line
 from planaria.cluster.transport import Transport
 from planaria.config import Config
 from planaria.control.supervising import EXIT_ORPHAN
-from planaria.coordinator.machine import DONE
 from planaria.trainer.dense import dlrm_layers
 from planaria.wire.codec import Envelope
-from planaria.wire.control import Control, Heard, Left, Listening, Obeyed, Orders
+from planaria.wire.control import Control, Heard, Listening, Obeyed, Orders
 from planaria.wire.limits import Limits
 from planaria.wire.machine import COORDINATOR, Machine, Outbox
 from planaria.wire.messages import NO_VIEW, Delta, Hello, Member, Message, Stop
@@ -133,9 +132,7 @@ class MemberNode(Node):
             self.post(self.machine.tick(time.monotonic()))
             wait_ms = self.work()
         log(f"{self.member} leaves: {self.stopped}")
-        if self.stopped == DONE:
-            self.line.tell(Left())
-        self.last_words()
+        self.line.close()
         return self.stopped
 
     def work(self) -> int:

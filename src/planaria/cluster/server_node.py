@@ -35,7 +35,7 @@ from planaria.wire.control import (
     ScrubFound,
     ServerHolds,
 )
-from planaria.wire.messages import Member, Message, Push
+from planaria.wire.messages import NO_VIEW, Member, Message, Push
 
 REPORT_S = 0.2
 PAUSE_SHARE = 0.1
@@ -105,6 +105,7 @@ class ServerNode(MemberNode):
             self._begin_priorities()
         self._was_whole = place is not None
         self._told = 0.0
+        self._told_in = NO_VIEW  # the view in which it told what it holds
         self._applied = (0, 0.0, 0.0)  # the last step seen, when it was, when to send its deltas
         self.line.tell(Ready())
 
@@ -244,11 +245,17 @@ class ServerNode(MemberNode):
         self.post(self.server.filled())
 
     def _leave_when_saved(self) -> None:
-        """What it holds is told, and nobody needs it any more, when the trained model is saved."""
+        """Nobody needs it any more when the trained model is saved and what it holds was heard."""
         if not self.saver.last_done:
             self.line.working("saving the last step", round(1000 * self.saver.done_share), 1001)
             self.saver.give_up_stalled(self.server.place)
-            return
+        elif self._told_in != self.server.view:
+            self._told_in = self.server.view
+            self._tell_what_it_holds()
+        elif not self.line.unheard:
+            self.post(self.server.leave())
+
+    def _tell_what_it_holds(self) -> None:
         store = self.server.store
         assert store is not None
         memory, digest = store.memory(), store.digest()
@@ -261,4 +268,3 @@ class ServerNode(MemberNode):
             refused=self.transport.refused,
         )
         self.line.tell(holds)
-        self.post(self.server.leave())

@@ -35,7 +35,7 @@ from planaria.wire.control import (
     TrainerHolds,
     Waiting,
 )
-from planaria.wire.messages import Member, Message
+from planaria.wire.messages import NO_VIEW, Member, Message
 
 QUALITY_SAMPLES = 16_384  # the last ones, over which it is measured while training
 EVALUATED_SAMPLES = 16_384  # at a time
@@ -129,6 +129,7 @@ class TrainerNode(MemberNode):
         self.evaluated = False
         self.recent = RecentQuality(QUALITY_SAMPLES)
         self._moved = (0, time.monotonic())  # the step that it is at, and since when
+        self._told_in = NO_VIEW  # the view in which it told what it holds
         self.data_ended: int | None = None  # the first step that there are no samples for
         self.line.tell(Ready(fingerprint=measure(config.reproducible)))
 
@@ -312,11 +313,17 @@ class TrainerNode(MemberNode):
             self.line.working("evaluating", first + len(batch.labels[some]), len(batch))
 
     def _leave_when_saved(self) -> None:
-        """What it holds is told, and nobody needs it any more, when the trained model is saved."""
+        """Nobody needs it any more when the trained model is saved and what it holds was heard."""
         if self.trainer.rank == 0 and not self.saver.last_done:
             self.line.working("saving the last step", round(1000 * self.saver.done_share), 1001)
             self.saver.give_up_stalled(DENSE)
-            return
+        elif self._told_in != self.trainer.view:
+            self._told_in = self.trainer.view
+            self._tell_what_it_holds()
+        elif not self.line.unheard:
+            self.post(self.trainer.leave())
+
+    def _tell_what_it_holds(self) -> None:
         digest = self.dense.digest()
         holds = TrainerHolds(
             rank=self.trainer.rank,
@@ -324,7 +331,6 @@ class TrainerNode(MemberNode):
             loss=float(np.mean(self.losses)) if self.losses else None,
         )
         self.line.tell(holds)
-        self.post(self.trainer.leave())
 
 
 def _known(value: float) -> float | None:

@@ -20,7 +20,6 @@ from planaria.coordinator.watch import Watch
 from planaria.wire.control import (
     Finished,
     HeldOut,
-    Left,
     Listening,
     Obeyed,
     Orders,
@@ -123,8 +122,7 @@ class Child:
     listening: bool = False
     ready: bool = False
     placed: bool = False  # whether a view names it, or it began the job
-    condemned: bool = False
-    left: bool = False
+    condemned: str = ""  # why it was killed, if it was
     obeyed: int = 0
     sent: tuple[int, float] = (0, 0.0)  # the orders that it was sent last, and when
     work: tuple[str, int] = ("", -1)
@@ -145,7 +143,6 @@ class SupervisorMachine:
         self.orders = Orders(number=1)
         self.failures: list[Failure] = []  # new ones, for whoever takes them
         self.notes: list[str] = []
-        self.finished: Finished | None = None
         self.verdict: Verdict | None = None
         self.waiting: dict[Member, Waiting] = {}  # what stalled trainers wait for
         self._actions: list[Action] = []
@@ -255,16 +252,11 @@ class SupervisorMachine:
                 for _ in range(told.count):
                     self._start(told.role)
             case Finished():
-                self.finished = told
-                self._moved()
-            case Left():
-                child.left = True
-                self._moved()
+                self.verdict = Verdict(told.failure, lost=told.failure is not None)
             case Rebuilding() | Reloaded() | PartSaved() | HeldOut():
                 self._moved()
             case ServerHolds() | TrainerHolds():
                 self._moved()
-        self._end_if_over()
 
     def heard(self, member: Member, now: float) -> None:
         """A heartbeat, which only the coordinator sends to the supervisor."""
@@ -280,9 +272,6 @@ class SupervisorMachine:
         if child is None or self.verdict:
             return
         self.waiting.pop(member, None)
-        if self.finished:
-            self._end_if_over()
-            return
         if child.role == "coordinator":
             if member == self.coordinator:
                 self._on_coordinator_gone(member, child, ended)
@@ -309,7 +298,7 @@ class SupervisorMachine:
             if now >= at:
                 self._due.remove((at, role))
                 self._start(role)
-        if not self.finished and not self.verdict:
+        if not self.verdict:
             self._end_slow_starts()
             self._end_stall()
         self._send_orders()
@@ -355,7 +344,7 @@ class SupervisorMachine:
         self._note_failure(told.member, "hung", f"{what} for {told.seconds:.1f} s")
 
     def _on_coordinator_gone(self, member: Member, child: Child, ended: Ended) -> None:
-        self._note_failure(member, ended.kind, reason_of(ended), "coordinator")
+        self._note_failure(member, ended.kind, child.condemned or reason_of(ended), "coordinator")
         self._barren["coordinator"] += 1
         if self._barren["coordinator"] > MOST_BARREN:
             self._end(f"the coordinator ended {MOST_BARREN + 1} times in a row: {reason_of(ended)}")
@@ -365,9 +354,10 @@ class SupervisorMachine:
         self._start_later("coordinator")
 
     def _on_member_gone(self, member: Member, child: Child, ended: Ended) -> None:
-        if ended.code in (EXIT_DONE, EXIT_FENCED, EXIT_ORPHAN) or child.condemned:
+        if ended.code in (EXIT_DONE, EXIT_FENCED, EXIT_ORPHAN):
             return
-        self._note_failure(member, ended.kind, reason_of(ended), child.role, child.number)
+        reason = child.condemned or reason_of(ended)
+        self._note_failure(member, ended.kind, reason, child.role, child.number)
 
     def _on_unplaced_gone(self, member: Member, child: Child, ended: Ended) -> None:
         """A spare is never fatal; one that a view waits for is tried again, but not for ever."""
@@ -417,7 +407,7 @@ class SupervisorMachine:
         """Whoever has started and says nothing for long is ended, and so replaced."""
         for member, child in list(self.children.items()):
             quiet_s = self._now - child.heard_at
-            if not child.ready and child.role != "coordinator" and quiet_s > START_S:
+            if not child.ready and quiet_s > START_S:
                 self._kill(member, f"it has started and said nothing for {quiet_s:.0f} s")
 
     def _end_stall(self) -> None:
@@ -465,21 +455,10 @@ class SupervisorMachine:
     def _kill(self, member: Member, why: str) -> None:
         child = self.children[member]
         if not child.condemned:
-            child.condemned = True
+            child.condemned = why
             self._actions.append(Kill(member, why))
             if child.role == "coordinator" or not child.placed:
                 self.notes.append(f"{member} is killed: {why}")
-
-    def _end_if_over(self) -> None:
-        """Once the coordinator says that all is done, everybody may still be saving."""
-        if self.verdict or not self.finished:
-            return
-        if self.finished.failure:
-            self.verdict = Verdict(self.finished.failure, lost=True)
-            return
-        members = [self.children.get(name) for name in (*self.servers, *self.trainers)]
-        if all(child is None or child.left for child in members):
-            self.verdict = Verdict(None)
 
     def _end(self, sentence: str) -> None:
         self.verdict = self.verdict or Verdict(sentence)

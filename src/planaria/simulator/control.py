@@ -53,9 +53,11 @@ from planaria.wire.control import (
     PartFailed,
     PartSaved,
     Ready,
+    ServerHolds,
     StepDone,
     Tell,
     Told,
+    TrainerHolds,
 )
 from planaria.wire.machine import COORDINATOR, Outbox
 from planaria.wire.messages import NO_VIEW, Heartbeat, Member, Message
@@ -121,6 +123,7 @@ class ControlWorld:
         self.generation = getattr(self, "generation", 0) + 1
         self.processes: dict[Member, Process] = {}
         self.listeners: dict[Member, Listener] = {}
+        self.holds: set[str] = set()  # who has told what it holds in the end
         self.disk = Disk()
         self.supervisor = self.supervisor_class(self.config, step, self.now)
         self._act()
@@ -305,6 +308,8 @@ class ControlWorld:
                 self.saves.on_part(what, self.now)
             case PartFailed():
                 self.saves.on_part_failed(what, self.now)
+            case ServerHolds() | TrainerHolds():
+                self.holds.add(self.supervisor.who(member)[0])
             case StepDone(rank=0):
                 self.saves.on_step(what.step, self.now)
 
@@ -359,14 +364,11 @@ class ControlWorld:
             self._exit_soon(member, Ended(EXIT_FAILED, "ZeroDivisionError"))
             return
         if puppet.stopped is not None:
-            if not puppet.teller.unheard or puppet.stopped != DONE:
-                code = EXIT_DONE if puppet.stopped == DONE else EXIT_FENCED
-                self._exit_soon(member, Ended(code))
-                return
-        else:
-            self.post(member, puppet.tick(self.now))
-            if (step := puppet.due(self.now)) is not None:
-                self.after(self._disk_s(), self._written, member, step, self.generation)
+            self._exit_soon(member, Ended(EXIT_DONE if puppet.stopped == DONE else EXIT_FENCED))
+            return
+        self.post(member, puppet.tick(self.now))
+        if (step := puppet.due(self.now)) is not None:
+            self.after(self._disk_s(), self._written, member, step, self.generation)
         puppet.out += puppet.teller.due(self.now)
         self._flush(member, puppet)
 

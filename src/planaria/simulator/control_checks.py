@@ -15,6 +15,8 @@ def check_end(world: ControlWorld) -> None:
     if world.sentence is None:
         if world.trained != world.steps:
             raise Broken(f"it says that it is done, at step {world.trained}")
+        if len(world.holds) < world.config.servers + world.config.ranks:
+            raise Broken(f"it is done, and only {sorted(world.holds)} have told what they hold")
         if not last:
             raise Broken("it is done, and not a word is said of the last save")
         if ("failed" in last[-1]) == (world.steps in world.on_disk):

@@ -9,9 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from planaria.checkpoints import DENSE, PartSummary
-from planaria.coordinator.machine import DONE
 from planaria.wire.control import (
-    Left,
     Obeyed,
     Orders,
     PartFailed,
@@ -61,7 +59,7 @@ class Puppet:
     orders: Orders = field(default_factory=Orders)
     teller: Teller = field(default_factory=Teller)
     out: list[Told | Obeyed | Tell] = field(default_factory=list)  # to the supervisor
-    left: bool = False
+    told_in: View = NO_VIEW  # the view in which it told what it holds
     stopped: str | None = None
     saved: int = 0  # the last step that it has begun to save
     writing: int | None = None
@@ -93,14 +91,12 @@ class Puppet:
                 return self._install(message, now)
             case Stop():
                 self.stopped = message.reason
-                if message.reason == DONE:
-                    self.tell(Left(), now)
         return []
 
     def _install(self, install: Install, now: float) -> Outbox:
         if install.view > self.view:
             self.view = self.promised = install.view
-            self.install, self.left = install, False
+            self.install = install
             members = install.servers if self.role == "server" else install.trainers
             if self.member in members:
                 self.number = members.index(self.member)
@@ -121,10 +117,11 @@ class Puppet:
             self.tell(Rebuilt(place=self.number or 0, rows=1, bytes=1), now)
         outbox: Outbox = [(COORDINATOR, Installed(view=self.view, whole=self.is_whole(now)))]
         if self.step == self.steps and self.last_done and not self.frozen and self.is_whole(now):
-            if not self.left:
-                self.left = True
+            if self.told_in != self.view:
+                self.told_in = self.view
                 self._tell_what_it_holds(now)
-            outbox.append((COORDINATOR, Done(view=self.view)))
+            elif not self.teller.unheard:
+                outbox.append((COORDINATOR, Done(view=self.view)))
         return outbox
 
     def _tell_what_it_holds(self, now: float) -> None:

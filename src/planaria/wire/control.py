@@ -172,10 +172,6 @@ class TrainerHolds(Control):
     loss: float | None
 
 
-class Left(Control):
-    """All is told and saved: nothing depends on this process any more."""
-
-
 # ---------------------------------------------------------------- the coordinator to it
 
 
@@ -228,7 +224,6 @@ Told: TypeAlias = (
     | Refused
     | ServerHolds
     | TrainerHolds
-    | Left
     | Viewed
     | Silent
     | WantMore
