@@ -51,7 +51,7 @@ def test_parity_and_rollback_end_with_the_undisturbed_bits_and_partial_recovery_
     names = ["erasure", "checkpoint", "cpr-vanilla"]
     strategies = [f"--strategy={name}" for name in names]
     started = planaria(jobs, *strategies, "--out", str(out))
-    text, _ = started.communicate(timeout=120)
+    text, _ = started.communicate(timeout=300)
     assert started.returncode == 0, text
     for shown in ("1 of 4: undisturbed", "4 of 4: cpr-vanilla", "reschedule", "differs"):
         assert shown in text

@@ -10,9 +10,10 @@ import pytest
 from cluster_jobs import BeatenRun, Blow, leaving_nothing, tiny, undisturbed
 
 from planaria.checkpoints import latest
+from planaria.cluster.attempt import Attempt
+from planaria.cluster.events import JobEvent, Note
 from planaria.cluster.resuming import find_start
 from planaria.cluster.run import JobRun
-from planaria.schedule import parse_kill, resolve
 
 pytestmark = pytest.mark.torch
 
@@ -51,10 +52,15 @@ def test_servers_trainers_and_coordinators_come_and_go_and_saves_go_on(tmp_path:
 def test_auto_measures_a_save_chooses_and_rolls_back_to_it(tmp_path: Path) -> None:
     save = (f"checkpoint.path={tmp_path / 'job'}", "checkpoint.every_s=auto")
     config = tiny("strategy=checkpoint", "servers=2", "spares=0", STEPS, *save)
-    lines: list[str] = []
-    kills = resolve([parse_kill("server:1@150")], config)
-    report = JobRun(config, kills, lambda line, _: lines.append(line)).run()
+
+    def kill_when_saved(processes: Attempt, event: JobEvent) -> None:
+        if whole({"checkpoints": processes.saves.published}) and not run.struck:
+            run.beating.strike(processes, [run.progress.servers[1]])
+
+    run = BeatenRun(config, on_event=kill_when_saved)
+    report = run.run()
     assert report["digest"] == undisturbed(STEPS)
     [rollback] = report["rollbacks"]
     assert rollback["to_step"] in whole(report)
+    lines = [note.line for _, note in run.of(Note)]
     assert any("a checkpoint every" in line and "between failures" in line for line in lines)
