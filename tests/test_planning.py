@@ -18,7 +18,7 @@ from planaria.planning import Estimate, PlanInputs, Recommendation, make_plan
 from planaria.planning.failures import Failures, exponential
 from planaria.planning.memory import Memory
 from planaria.planning.pictures import show_plan
-from planaria.planning.simulation import Behaviour, Interval, rolls_back, run_job, simulate
+from planaria.planning.simulation import Behaviour, Interval99, rolls_back, run_job, simulate
 
 # PAPERS.md's example of CPR's formulas: O_save 5.6 min, O_load + O_res 5.4 min.
 FIXTURE = PlanInputs(
@@ -241,9 +241,9 @@ def test_a_plan_is_a_function_of_its_inputs_and_seed() -> None:
 
 
 def test_an_interval_without_a_hit_does_not_claim_certainty() -> None:
-    assert Interval.of_share(0, 100).holds(0.01)
-    assert not Interval.of_share(0, 100).holds(0.2)
-    assert Interval.of([1.0]).holds(5.0)
+    assert Interval99.of_share(0, 100).holds(0.01)
+    assert not Interval99.of_share(0, 100).holds(0.2)
+    assert Interval99.of([1.0]).holds(5.0)
 
 
 @pytest.mark.parametrize("servers", [1, 2, 5])
