@@ -39,6 +39,7 @@ ORDER = [
     "simulator",
     "cluster",
     "__init__",
+    "exits",
     "display",
     "planning",
     "comparing",

@@ -32,14 +32,10 @@ from planaria.errors import (
     LossError,
     PlanariaError,
 )
+from planaria.exits import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOST, leave
 from planaria.exporting import check_free, export, open_model
-from planaria.planning.command import leave, plan
+from planaria.planning.command import plan
 from planaria.schedule import Fault, parse_freeze, parse_kill, resolve
-
-EXIT_FAILED = 1
-EXIT_CONFIG = 2
-EXIT_LOST = 3
-EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     add_completion=False,

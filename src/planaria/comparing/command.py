@@ -20,7 +20,7 @@ from planaria.comparing.runs import Comparison, Outcome, compare, prepare, run_h
 from planaria.config import Config
 from planaria.display import Display
 from planaria.errors import ConfigError, Interrupted, PlanariaError
-from planaria.planning.command import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, leave
+from planaria.exits import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, leave
 from planaria.planning.machine import Origin
 from planaria.planning.options import refuse_existing, takes_options_of
 from planaria.schedule import Fault
