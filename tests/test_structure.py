@@ -18,6 +18,7 @@ PACKAGE = ROOT / "src" / "planaria"
 # The order of reading and of imports: a part may import only what stands before it.
 ORDER = [
     "errors",
+    "files",
     "layout",
     "kernels",
     "codes",

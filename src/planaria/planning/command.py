@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from planaria.cluster.files import write_atomically
 from planaria.config import Config
 from planaria.errors import ConfigError, PlanariaError
 from planaria.exits import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, leave
+from planaria.files import write_atomically
 from planaria.planning.inputs import PlanInputs
 from planaria.planning.jobs import as_yaml, base_job, inputs_of, job_of
 from planaria.planning.machine import command_line
