@@ -84,7 +84,6 @@ class Attempt:
         self._addresses: dict[Member, str] = {}
         self._leaving: str | None = None  # why the job is left once the current step is saved
         self._leave_by = 0.0
-        self._slept_s = config.cluster.deadline_s
 
     def __enter__(self) -> Attempt:
         self.files = JobFiles.fresh()
