@@ -191,5 +191,13 @@ def test_a_name_that_is_not_there_is_noticed(text: str) -> None:
     assert not is_true(text)
 
 
+def test_the_figures_of_the_readme_are_those_of_the_page_that_measured_them() -> None:
+    readme, measured = ((ROOT / page).read_text() for page in ("README.md", "docs/benchmarks.md"))
+    rows = re.findall(r"^\| (?:\w.*) \| (.*) \| (?:`python .*`|the same) \|$", readme, re.MULTILINE)
+    figures = [figure for row in rows for figure in re.findall(r"\d[\d.,]*\d", row)]
+    assert len(figures) >= 8
+    assert [figure for figure in figures if not re.search(rf"\b{figure}\b", measured)] == []
+
+
 def test_there_are_names_on_the_pages() -> None:
     assert len([name for page in PAGES for name in names_on(page)]) > 500
