@@ -23,13 +23,17 @@ import re
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer
 
 import planaria
 from planaria.cli import app
-from planaria.config import KINDS
+from planaria.cluster.events import JobEvent, Struck
+from planaria.cluster.run import JobRun
+from planaria.config import KINDS, Config
+from planaria.errors import ClusterError
 from planaria.simulator.__main__ import arguments as simulator_arguments
 
 pytestmark = pytest.mark.torch
@@ -189,6 +193,22 @@ def test_every_name_on_a_page_is_in_the_code(page: Path) -> None:
 )
 def test_a_name_that_is_not_there_is_noticed(text: str) -> None:
     assert not is_true(text)
+
+
+def test_the_page_about_the_report_has_every_field_of_it() -> None:
+    page = (ROOT / "docs" / "report.md").read_text()
+    sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+
+    def listed(section: str) -> set[str]:
+        cells = re.findall(r"^\| (`.*?) \|", sections[section], flags=re.MULTILINE)
+        return set(re.findall(r"`(\w+)`", " ".join(cells)))
+
+    run = JobRun(Config())
+    struck = Struck("server:2", 2, 5, "killed")
+    run.reporter.on_event(JobEvent(1.0, "server-2", struck), Mock())
+    report = run.report_failure(ClusterError("lost"))
+    assert listed("Of every job") == report.keys() - {"failed"}
+    assert listed("A failure") == report["failures"][0].keys()
 
 
 def test_the_figures_of_the_readme_are_those_of_the_page_that_measured_them() -> None:
