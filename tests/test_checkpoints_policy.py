@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.checkpoints import POLICIES, Plan, Policy, Saved, plan_next
+from planaria.checkpoints import POLICIES, Policy, Saved, SavePlan, plan_next
 from planaria.errors import ArgumentError
 
 FULL = 1000
@@ -29,8 +29,8 @@ def baselines(history: list[Saved]) -> list[int]:
 
 
 def test_the_first_checkpoint_is_full() -> None:
-    assert {plan_next(policy, []) for policy in POLICIES} == {Plan()}
-    assert plan_next("one-shot", [Saved(4, 100, (3,))]) == Plan()  # its baseline is not known
+    assert {plan_next(policy, []) for policy in POLICIES} == {SavePlan()}
+    assert plan_next("one-shot", [Saved(4, 100, (3,))]) == SavePlan()  # its baseline is not known
     with pytest.raises(ArgumentError, match="one-shot, consecutive"):
         plan_next("twice", [])  # type: ignore[arg-type]
 

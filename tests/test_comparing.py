@@ -20,7 +20,7 @@ from planaria.cli import app
 from planaria.comparing import STRATEGIES, Comparison, Emulation, Outcome, compare
 from planaria.comparing.accounts import (
     NO_PROTECTION,
-    Interval,
+    Interval95,
     Protection,
     account_of,
     pause_hours,
@@ -44,7 +44,7 @@ from planaria.planning.machine import Machine, Origin
 from planaria.schedule import Fault
 
 NAMES = list(STRATEGIES)
-FREE = Protection(NO_PROTECTION, Interval(0.0, None))
+FREE = Protection(NO_PROTECTION, Interval95(0.0, None))
 ORIGIN = Origin("planaria compare --seeds 3", "2026-01-02 03:04 UTC", Machine(2, 2**33, "a CPU"))
 JOB = Config.load(None, ["steps=400", "servers=6"])
 
@@ -102,7 +102,7 @@ def test_partial_recovery_does_no_work_twice() -> None:
 
 
 def test_erasure_pays_its_pause_in_real_time_and_loads_only_what_parity_did_not_bear() -> None:
-    four = Protection("given", Interval(0.04, None))
+    four = Protection("given", Interval95(0.04, None))
     borne = report(failures=[failure(15, 1800.0), failure(25, 1800.0)])
     account = account_of(Emulation(), STRATEGIES["erasure"], 0.125, borne, four)
     assert account.load == account.reschedule == account.save == 0

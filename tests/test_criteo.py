@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planaria.data import DENSE, Batch, CriteoFile, Source, criteo, lines
+from planaria.data import DENSE_FEATURES, Batch, CriteoFile, Source, criteo, lines
 from planaria.data.lines import Text
 from planaria.errors import ArgumentError, DataError, PlanariaError
 
@@ -23,7 +23,7 @@ GOOD = "\t".join(["1", *"0123456789", "10", "", "-2", *["68fd1e64"] * 25, ""])
 def line_of(number: int) -> str:
     """A line with all that occurs: missing fields, negative and long numbers, both cases."""
     rng = np.random.default_rng(number)
-    integers = [str(x) for x in (rng.pareto(0.6, DENSE) * 10).astype(int) - 2]
+    integers = [str(x) for x in (rng.pareto(0.6, DENSE_FEATURES) * 10).astype(int) - 2]
     ids = [f"{x:08x}" for x in rng.integers(0, 2**32, criteo.TABLES)]
     ids[3], ids[4], ids[5] = ids[3].upper(), f"{number:x}", "f" * 16
     fields = [str(number % 2), *integers, *ids]
@@ -51,10 +51,12 @@ def oracle_row(field: str, table: int, rows: int) -> int:
 
 def oracle(lines: list[str]) -> Batch:
     fields = [line.split("\t") for line in lines]
-    dense = [[math.log1p(max(int(x or 0), 0)) for x in f[1 : 1 + DENSE]] for f in fields]
-    ids = [[oracle_row(x, t, ROWS[t]) for t, x in enumerate(f[1 + DENSE :])] for f in fields]
+    dense = [[math.log1p(max(int(x or 0), 0)) for x in f[1 : 1 + DENSE_FEATURES]] for f in fields]
+    ids = [
+        [oracle_row(x, t, ROWS[t]) for t, x in enumerate(f[1 + DENSE_FEATURES :])] for f in fields
+    ]
     return Batch(
-        np.array(dense, np.float32).reshape(-1, DENSE),
+        np.array(dense, np.float32).reshape(-1, DENSE_FEATURES),
         np.array(ids, np.int64).reshape(-1, criteo.TABLES),
         np.array([float(f[0]) for f in fields], np.float32),
     )
@@ -172,7 +174,7 @@ def test_an_empty_file_has_no_samples(tmp_path: Path, name: str) -> None:
 
 def test_row_0_is_for_missing_ids_alone(tmp_path: Path) -> None:
     ids = [f"{x:x}" for x in range(500)]
-    lines = ["\t".join(["0", *[""] * DENSE, x, *[""] * 25]) for x in ids]
+    lines = ["\t".join(["0", *[""] * DENSE_FEATURES, x, *[""] * 25]) for x in ids]
     with CriteoFile(write(tmp_path / "day", "\n".join(lines)), [4] * 26) as source:
         batch = source.read(0, 500)
     assert set(batch.ids[:, 0].tolist()) == {1, 2, 3}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.data import DENSE, Batch, Source, Synthetic, auc, sample_range
+from planaria.data import DENSE_FEATURES, Batch, Source, Synthetic, auc, sample_range
 from planaria.data.synthetic import _stride
 from planaria.errors import ArgumentError
 from planaria.kernels.types import Floats
@@ -43,7 +43,7 @@ def fingerprint(batch: Batch) -> str:
 
 def check_shape(source: Source, batch: Batch, samples: int) -> None:
     assert len(batch) == samples
-    assert batch.dense.shape == (samples, DENSE)
+    assert batch.dense.shape == (samples, DENSE_FEATURES)
     assert batch.ids.shape == (samples, len(source.tables))
     assert batch.labels.shape == (samples,)
     assert batch.dense.dtype == batch.labels.dtype == np.float32
@@ -200,18 +200,18 @@ def learn(source: Synthetic, relabel: Callable[[Floats], Floats], steps: int = 1
     """AUC on new samples after one pass of logistic regression on one-hot ids, by Adagrad."""
     batch, rows = 2048, source.tables[0]
     offsets = np.arange(len(source.tables)) * rows
-    weights, squares = np.zeros((2, rows * len(source.tables) + DENSE))
+    weights, squares = np.zeros((2, rows * len(source.tables) + DENSE_FEATURES))
     for step in range(steps):
         sample = source.read(step * batch, batch)
         columns, dense = sample.ids + offsets, sample.dense - 2
-        logits = weights[columns].sum(axis=1) + dense @ weights[-DENSE:] - 1.1
+        logits = weights[columns].sum(axis=1) + dense @ weights[-DENSE_FEATURES:] - 1.1
         wrong = 1 / (1 + np.exp(-logits)) - relabel(sample.labels)
         gradient = np.bincount(columns.ravel(), np.repeat(wrong, columns.shape[1]), len(weights))
-        gradient[-DENSE:] = wrong @ dense / 64
+        gradient[-DENSE_FEATURES:] = wrong @ dense / 64
         squares += gradient**2
         weights -= 0.06 * gradient / np.sqrt(squares + 1e-8)
     test = source.read(10**9, 20_000)
-    scores = weights[test.ids + offsets].sum(axis=1) + (test.dense - 2) @ weights[-DENSE:]
+    scores = weights[test.ids + offsets].sum(axis=1) + (test.dense - 2) @ weights[-DENSE_FEATURES:]
     return auc(test.labels, scores)
 
 

@@ -25,7 +25,7 @@ from planaria.server.store import Store
 from planaria.simulator import World
 from planaria.simulator.campaigns import OldViews, Outcome, run_seed, run_seeds
 from planaria.simulator.disk import Disk
-from planaria.trainer.machine import Gradients, TrainerMachine
+from planaria.trainer.machine import GradientsByPlace, TrainerMachine
 from planaria.wire.machine import Machine
 from planaria.wire.messages import (
     Delta,
@@ -283,7 +283,7 @@ class KeepsAnswers(TrainerMachine):
 class KeepsOneStep(TrainerMachine):
     """Rule 5: trainers keep the pushes and dense gradients of the last two steps."""
 
-    def give_gradients(self, step: int, gradients: Gradients, dense: Floats | None) -> None:
+    def give_gradients(self, step: int, gradients: GradientsByPlace, dense: Floats | None) -> None:
         super().give_gradients(step, gradients, dense)
         for old in [kept for kept in self.pushes if kept < step]:
             del self.pushes[old], self.own_gradients[old], self.ids[old]

@@ -18,6 +18,7 @@ PACKAGE = ROOT / "src" / "planaria"
 # The order of reading and of imports: a part may import only what stands before it.
 ORDER = [
     "errors",
+    "files",
     "layout",
     "kernels",
     "codes",
@@ -39,6 +40,7 @@ ORDER = [
     "simulator",
     "cluster",
     "__init__",
+    "exits",
     "display",
     "planning",
     "comparing",
@@ -105,8 +107,9 @@ def test_no_file_holds_two_ideas() -> None:
     assert too_long == []
 
 
-def test_every_file_that_the_readme_lists_exists() -> None:
-    tree = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[-1]
+def test_the_tree_on_its_page_is_the_tree_of_files() -> None:
+    page = (ROOT / "docs" / "tree.md").read_text()
+    (tree,) = re.findall(r"```text\n(.*?)```", page, flags=re.DOTALL)
     listed: list[str] = []
     folders: list[str] = []
     for line in tree.splitlines():
@@ -114,10 +117,18 @@ def test_every_file_that_the_readme_lists_exists() -> None:
         name = line.split()[0]
         folders[depth:] = [name.rstrip("/")]
         listed.append("/".join(folders))
-    assert len(listed) > 20
     assert [path for path in listed if not (ROOT / path).exists()] == []
-    modules = {str(p.relative_to(ROOT)) for p in PACKAGE.rglob("*.py") if p.name != "__init__.py"}
-    assert modules - set(listed) == set(), "the README's file tree lacks these"
+    sources = [*PACKAGE.rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+    sources += [path for path in (ROOT / "native").iterdir() if not _has_header(path)]
+    files = {str(path.relative_to(ROOT)) for path in sources if path.name != "__init__.py"}
+    assert files - set(listed) == set(), "docs/tree.md lacks these"
+    parts = [path for path in listed if re.fullmatch(r"src/planaria/[a-z]+(\.py)?", path)]
+    names = [path.removeprefix("src/planaria/").removesuffix(".py") for path in parts]
+    assert names == [part for part in ORDER if not part.startswith("__")]
+
+
+def _has_header(path: Path) -> bool:
+    return path.suffix == ".cpp" and path.with_suffix(".hpp").exists()
 
 
 def run_planaria(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,6 @@ from rich.progress import Progress
 
 import planaria
 from planaria import kernels
-from planaria.cluster.files import write_atomically
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption, find_start
 from planaria.cluster.run import INTERRUPTED, JobRun
 from planaria.cluster.scrub import running_jobs
@@ -32,14 +31,11 @@ from planaria.errors import (
     LossError,
     PlanariaError,
 )
+from planaria.exits import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOST, leave
 from planaria.exporting import check_free, export, open_model
-from planaria.planning.command import leave, plan
+from planaria.files import write_atomically
+from planaria.planning.command import plan
 from planaria.schedule import Fault, parse_freeze, parse_kill, resolve
-
-EXIT_FAILED = 1
-EXIT_CONFIG = 2
-EXIT_LOST = 3
-EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     add_completion=False,

@@ -85,18 +85,6 @@ def restart_overhead(hours: float, repair: float, mtbf: float) -> float:
     return hours_with_restarts(hours, repair, mtbf) / hours - 1
 
 
-def full_recovery_overhead_exact(
-    *, hours: float, save: float, interval: float, repair: float, mtbf: float
-) -> float:
-    """Full recovery where failures also strike during saves, repairs and work done again.
-
-    The job is a row of segments, each of which must pass without a failure; the last has no save.
-    """
-    last = math.ceil(hours / interval - 1e-9) - 1
-    segments = last * hours_with_restarts(interval + save, repair, mtbf)
-    return (segments + hours_with_restarts(hours - last * interval, repair, mtbf)) / hours - 1
-
-
 # ------------------------------------------------------------------ losing more than r at once
 
 

@@ -31,7 +31,7 @@ from planaria.checkpoints.folders import check_writable
 from planaria.checkpoints.lease import Lease
 from planaria.checkpoints.manifest import Manifest, PartSummary
 from planaria.checkpoints.names import new_job_id
-from planaria.checkpoints.policy import POLICIES, Plan, Policy, Saved, plan_next
+from planaria.checkpoints.policy import POLICIES, Policy, Saved, SavePlan, plan_next
 from planaria.checkpoints.restoring import fill_parity, restore
 from planaria.checkpoints.writer import PartWriter
 
@@ -51,10 +51,10 @@ __all__ = [
     "PartSummary",
     "PartWriter",
     "Piece",
-    "Plan",
     "Policy",
     "Quantised",
     "Raw",
+    "SavePlan",
     "Saved",
     "check_writable",
     "discard",

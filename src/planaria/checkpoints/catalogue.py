@@ -31,7 +31,7 @@ from planaria.checkpoints.folders import AnyFolder, Folder, open_folder
 from planaria.checkpoints.lease import Lease
 from planaria.checkpoints.manifest import (
     MANIFEST,
-    Link,
+    BaseLink,
     Manifest,
     PartSummary,
     encode_manifest,
@@ -253,7 +253,7 @@ def _check_content(manifest: Manifest, facts: Facts) -> None:
                 )
 
 
-def _links(root: Folder, step: int, facts: Facts, seen: Seen) -> list[Link]:
+def _links(root: Folder, step: int, facts: Facts, seen: Seen) -> list[BaseLink]:
     """What the checkpoint needs: the last of its base, and what that one needs."""
     if not facts.base:
         return []
@@ -275,7 +275,7 @@ def _links(root: Folder, step: int, facts: Facts, seen: Seen) -> list[Link]:
             f"step {step} needs step {last}, which was saved by {another_job(manifest.job)}; save "
             "a full checkpoint"
         )
-    links = [*manifest.base, Link(last, needed.checksum)]
+    links = [*manifest.base, BaseLink(last, needed.checksum)]
     if last >= step or [link.step for link in links] != list(facts.base):
         raise CheckpointError(
             f"step {step} cannot be a difference on top of {list(facts.base)}: the first must be a "

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, Protocol, TypeAlias, cast
 from planaria.checkpoints.direct import DirectFile
 from planaria.checkpoints.names import temporary_name
 from planaria.errors import CheckpointError
+from planaria.files import make_durably, sync_names, write_atomically
 
 READ_BUFFER_BYTES = 4 << 10  # serves headers; payloads go past it
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
@@ -105,22 +106,13 @@ class LocalFolder:
         return (self.path / name).read_bytes()
 
     def write(self, name: str, content: bytes, job: str = "") -> None:
-        _make_durably(self.path)
-        temporary = self.path / temporary_name(name, job)
-        try:
-            with temporary.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            _sync_names(self.path)  # the files that `content` speaks of come first
-            temporary.replace(self.path / name)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        _sync_names(self.path)
+        make_durably(self.path)
+        sync_names(self.path)  # the files that `content` speaks of come first
+        write_atomically(self.path / name, content, temporary=temporary_name(name, job))
+        sync_names(self.path)
 
     def create(self, name: str, content: bytes) -> None:
-        _make_durably(self.path)
+        make_durably(self.path)
         with (self.path / name).open("xb", buffering=0) as file:
             try:
                 file.write(content)
@@ -128,7 +120,7 @@ class LocalFolder:
             except BaseException:
                 (self.path / name).unlink(missing_ok=True)
                 raise
-        _sync_names(self.path)
+        sync_names(self.path)
 
     def replace_if(self, name: str, old: bytes, new: bytes) -> bool:
         # In place, through the one descriptor that `old` was read from: what another puts under
@@ -173,7 +165,7 @@ class LocalFolder:
         return cast(io.BufferedIOBase, file)
 
     def open_write(self, name: str) -> BinaryIO:
-        _make_durably(self.path)
+        make_durably(self.path)
         return cast(BinaryIO, DirectFile(self.path / name))
 
     def finish(self, file: BinaryIO) -> None:
@@ -364,20 +356,3 @@ def _lock(descriptor: int) -> None:
     except OSError as why:
         if why.errno not in _NO_LOCKS:
             raise
-
-
-def _make_durably(path: Path) -> None:
-    """A new folder that is lost in a power cut takes the checkpoint in it along."""
-    if path.is_dir():
-        return
-    _make_durably(path.parent)
-    path.mkdir(exist_ok=True)
-    _sync_names(path.parent)
-
-
-def _sync_names(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -47,7 +47,7 @@ class PartSummary(msgspec.Struct, frozen=True):
         return end == 0 or any(a == 0 and b >= end for a, b in self.ranges.get(arena, []))
 
 
-class Link(msgspec.Struct, frozen=True):
+class BaseLink(msgspec.Struct, frozen=True):
     """An earlier checkpoint that a differential one needs: exactly that one, no other of its step.
 
     `checksum` is its manifest's.
@@ -62,7 +62,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     format: int
     step: int
-    base: list[Link]  # oldest first; a full checkpoint has none
+    base: list[BaseLink]  # oldest first; a full checkpoint has none
     bits: int
     tables: list[Table]
     optimizer: Optimizer

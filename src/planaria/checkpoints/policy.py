@@ -35,7 +35,7 @@ class Saved(NamedTuple):
     base: tuple[int, ...] = ()
 
 
-class Plan(NamedTuple):
+class SavePlan(NamedTuple):
     """The next checkpoint: full, or all rows changed since step `since`, on top of `base`."""
 
     base: tuple[int, ...] = ()
@@ -49,7 +49,7 @@ class Plan(NamedTuple):
         return self.base[-1] if self.base else None
 
 
-def plan_next(policy: Policy, history: Sequence[Saved], longest: float = 1.0) -> Plan:
+def plan_next(policy: Policy, history: Sequence[Saved], longest: float = 1.0) -> SavePlan:
     """What to save next. history: what was published, oldest first, as far as changed rows are
     known since; whoever has lost count of them passes nothing and gets a full checkpoint.
     longest: how many times the baseline consecutive differences may come to.
@@ -58,14 +58,14 @@ def plan_next(policy: Policy, history: Sequence[Saved], longest: float = 1.0) ->
         raise ArgumentError(f"unknown policy {policy!r}; use {', '.join(POLICIES)}")
     baselines = [at for at, saved in enumerate(history) if not saved.base]
     if policy == "full" or not baselines:
-        return Plan()
+        return SavePlan()
     baseline, *differences = history[baselines[-1] :]
     shares = [saved.bytes / baseline.bytes for saved in differences]
     if shares and _wants_baseline(policy, shares, longest):
-        return Plan()
+        return SavePlan()
     if policy == "consecutive":
-        return Plan((baseline.step, *(saved.step for saved in differences)))
-    return Plan((baseline.step,))
+        return SavePlan((baseline.step, *(saved.step for saved in differences)))
+    return SavePlan((baseline.step,))
 
 
 def _wants_baseline(policy: Policy, shares: Sequence[float], longest: float) -> bool:

@@ -18,7 +18,7 @@ import zmq
 
 from planaria.cluster.archive import Archive
 from planaria.cluster.events import Exited, JobEvent, Note, Observer, Started
-from planaria.cluster.files import Beginning, JobFiles, write_atomically
+from planaria.cluster.files import Beginning, JobFiles
 from planaria.cluster.launcher import LocalLauncher
 from planaria.cluster.node import limits_of
 from planaria.cluster.transport import Transport
@@ -36,6 +36,7 @@ from planaria.control.supervising import (
 from planaria.coordinator.machine import SUPERVISOR
 from planaria.errors import ClusterError, ExactnessError
 from planaria.exactness import Fingerprint, check
+from planaria.files import write_atomically
 from planaria.wire.codec import Envelope
 from planaria.wire.control import (
     DataEnded,
@@ -83,7 +84,6 @@ class Attempt:
         self._addresses: dict[Member, str] = {}
         self._leaving: str | None = None  # why the job is left once the current step is saved
         self._leave_by = 0.0
-        self._slept_s = config.cluster.deadline_s
 
     def __enter__(self) -> Attempt:
         self.files = JobFiles.fresh()

@@ -130,12 +130,5 @@ class CoordinatorNode(Node):
         if install is self._announced or not install.addresses:
             return
         if self._announced is None or install.view != self._announced.view:
-            viewed = Viewed(
-                view=install.view,
-                committed=install.committed,
-                servers=install.servers,
-                trainers=install.trainers,
-                rebuilding=install.rebuilding,
-            )
-            self.line.tell(viewed)
+            self.line.tell(Viewed.of(install))
         self._announced = install

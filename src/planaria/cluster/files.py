@@ -7,7 +7,7 @@
         start.json            the job's identity, and the step that its processes start from
         keys                  token and CURVE keys, readable by the owner alone
         coordinator.address   where the coordinator listens, for whoever looks from outside
-        epoch-*, coordinator-*.json   views used and membership in force; see `EpochFiles`
+        epoch-*, coordinator-*.json   views used and membership in force; see `claim`
         *.ipc                 sockets, where the transport is ipc
         logs/                 what each process printed; kept if anything went wrong
 
@@ -31,6 +31,7 @@ from planaria.cluster.transport import Keys
 from planaria.config import Config
 from planaria.coordinator.machine import CoordinatorState
 from planaria.errors import ClusterError
+from planaria.files import write_atomically
 from planaria.wire.messages import Member
 
 ANY_JOB = "0000-000000-000000"  # as long as the name of any job's folder
@@ -199,18 +200,3 @@ def forget_old(jobs: Path) -> None:
 def _born(pid: int) -> str:
     """When a process was started, by the kernel's count; numbers of processes are used again."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-
-
-def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """The file is the old one or the new one, also after a crash. mode: before the umask."""
-    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

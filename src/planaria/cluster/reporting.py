@@ -243,6 +243,7 @@ class Reporter(Watcher):
             "loss": float(np.mean(losses)) if losses else None,
             "bytes_records": sum(one.data for one in self.servers.values()),
             "bytes_parity": sum(one.parity for one in self.servers.values()),
+            "refused": sum(one.refused for one in self.servers.values()),
         }
 
     def what_happened(self, steps: int) -> dict[str, Any]:

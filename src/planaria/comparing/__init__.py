@@ -1,6 +1,6 @@
 """One job under several strategies and the same failures: planaria compare (docs/comparing.md)."""
 
-from planaria.comparing.accounts import Account, Interval
+from planaria.comparing.accounts import Account, Interval95
 from planaria.comparing.emulation import STRATEGIES, Emulation
 from planaria.comparing.runs import Comparison, Outcome, Row, compare
 
@@ -9,7 +9,7 @@ __all__ = [
     "Account",
     "Comparison",
     "Emulation",
-    "Interval",
+    "Interval95",
     "Outcome",
     "Row",
     "compare",

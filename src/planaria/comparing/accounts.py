@@ -41,7 +41,7 @@ PARTS = tuple(field.name for field in fields(Account))
 
 
 @dataclass(frozen=True)
-class Interval:
+class Interval95:
     """A mean, and how far to either side 95 % of such intervals reach; None of a single value."""
 
     mean: float
@@ -53,7 +53,7 @@ class Protection:
     """What a strategy adds to every step, as a share of it, and how that is known."""
 
     source: str  # one of the words below
-    share: Interval | None = None  # None: not measured
+    share: Interval95 | None = None  # None: not measured
 
     @property
     def is_known(self) -> bool:
@@ -80,10 +80,10 @@ def protection_of(
     interval has 0 in it.
     """
     if not strategy.works_every_step:
-        return Protection(NO_PROTECTION, Interval(0.0, None))
+        return Protection(NO_PROTECTION, Interval95(0.0, None))
     if strategy.parity and emulation.protection_percent is not None:
         share = strategy.parity * emulation.protection_percent / 100
-        return Protection(GIVEN, Interval(share, None))
+        return Protection(GIVEN, Interval95(share, None))
     found = interval([share for share in slowdowns if share is not None])
     if found is None or found.error is None:
         return Protection(NOT_MEASURED)
@@ -177,11 +177,11 @@ def mean_account(accounts: Sequence[Account]) -> Account | None:
     return Account(*(statistics.fmean(column) for column in columns))
 
 
-def interval(values: Sequence[float]) -> Interval | None:
+def interval(values: Sequence[float]) -> Interval95 | None:
     if not values:
         return None
     mean, count = statistics.fmean(values), len(values)
     if count == 1:
-        return Interval(mean, None)
+        return Interval95(mean, None)
     t = T_95[min(count - 1, len(T_95)) - 1]
-    return Interval(mean, t * statistics.stdev(values) / math.sqrt(count))
+    return Interval95(mean, t * statistics.stdev(values) / math.sqrt(count))

@@ -12,7 +12,6 @@ import msgspec
 import typer
 from rich.console import Console
 
-from planaria.cluster.files import write_atomically
 from planaria.comparing.emulation import STRATEGIES, Emulation
 from planaria.comparing.page import as_page
 from planaria.comparing.pictures import as_csv, overhead_png, quality_png, show
@@ -20,7 +19,8 @@ from planaria.comparing.runs import Comparison, Outcome, compare, prepare, run_h
 from planaria.config import Config
 from planaria.display import Display
 from planaria.errors import ConfigError, Interrupted, PlanariaError
-from planaria.planning.command import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, leave
+from planaria.exits import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, leave
+from planaria.files import write_atomically
 from planaria.planning.machine import Origin
 from planaria.planning.options import refuse_existing, takes_options_of
 from planaria.schedule import Fault

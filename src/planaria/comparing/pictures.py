@@ -17,7 +17,7 @@ from planaria.comparing.accounts import (
     NOISE,
     NOT_MEASURED,
     PARTS,
-    Interval,
+    Interval95,
     Protection,
 )
 from planaria.comparing.emulation import STRATEGIES
@@ -380,7 +380,7 @@ def _number(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.4f}"
 
 
-def _with_error(found: Interval | None) -> str:
+def _with_error(found: Interval95 | None) -> str:
     if found is None:
         return NOTHING
     error = "" if found.error is None else f"±{found.error:.4f}"

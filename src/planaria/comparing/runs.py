@@ -14,7 +14,7 @@ from planaria.cluster.reporting import Observe
 from planaria.cluster.run import JobRun
 from planaria.comparing.accounts import (
     Account,
-    Interval,
+    Interval95,
     Protection,
     account_of,
     interval,
@@ -99,7 +99,7 @@ class Row:
         found = interval([report[key] for report, _ in self.ended if report[key] is not None])
         return found.mean if found else None
 
-    def difference(self, key: str) -> Interval | None:
+    def difference(self, key: str) -> Interval95 | None:
         """Of the runs from their references."""
         return interval(
             [

@@ -14,11 +14,11 @@ from planaria.data.metrics import (
     log_loss,
     normalized_entropy,
 )
-from planaria.data.source import DENSE, Batch, Source, sample_range
+from planaria.data.source import DENSE_FEATURES, Batch, Source, sample_range
 from planaria.data.synthetic import Synthetic
 
 __all__ = [
-    "DENSE",
+    "DENSE_FEATURES",
     "Batch",
     "CriteoFile",
     "Evaluation",

@@ -24,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planaria.data.lines import Lines
-from planaria.data.source import DENSE, Batch, check_range, check_tables
+from planaria.data.source import DENSE_FEATURES, Batch, check_range, check_tables
 from planaria.errors import ArgumentError, DataError
 from planaria.kernels.twin_numbers import GOLDEN, log_exact, mix
 from planaria.kernels.types import Bytes, Index, Keys
 
 TABLES = 26
-FIELDS = 1 + DENSE + TABLES
+FIELDS = 1 + DENSE_FEATURES + TABLES
 MAX_DIGITS = 18  # of an integer: fits int64
 MAX_HEX_DIGITS = 16  # of an id: fits uint64
 
@@ -92,15 +92,19 @@ def _parse(text: bytes, tables: Sequence[int], path: str, first_line: int) -> Ba
     starts, ends = _fields(data, text, path, first_line)
     lengths = ends - starts
     labels, bad_labels = _labels(data, starts[:, :1], lengths[:, :1])
-    integers, bad_integers = _integers(data, starts[:, 1 : 1 + DENSE], lengths[:, 1 : 1 + DENSE])
-    values, bad_ids = _hexadecimals(data, starts[:, 1 + DENSE :], lengths[:, 1 + DENSE :])
+    integers, bad_integers = _integers(
+        data, starts[:, 1 : 1 + DENSE_FEATURES], lengths[:, 1 : 1 + DENSE_FEATURES]
+    )
+    values, bad_ids = _hexadecimals(
+        data, starts[:, 1 + DENSE_FEATURES :], lengths[:, 1 + DENSE_FEATURES :]
+    )
     bad = np.concatenate([bad_labels, bad_integers, bad_ids], axis=1)
     if bad.any():
         line, field = (int(x) for x in np.argwhere(bad)[0])
         found = text[starts[line, field] : ends[line, field]]
         _refuse_field(path, first_line + line, field, found)
     dense = log_exact(np.maximum(integers, 0) + 1.0).astype(np.float32)
-    ids = _rows(values, lengths[:, 1 + DENSE :] == 0, tables)
+    ids = _rows(values, lengths[:, 1 + DENSE_FEATURES :] == 0, tables)
     return Batch(dense, ids, labels[:, 0].astype(np.float32))
 
 
@@ -116,7 +120,7 @@ def _fields(data: Bytes, text: bytes, path: str, first_line: int) -> tuple[Index
         line = next(i for i, fields in enumerate(counts) if fields != FIELDS)
         raise DataError(
             f"{path}, line {first_line + line}: {counts[line]} fields; expected {FIELDS} between "
-            f"tabs: label, {DENSE} integers, {TABLES} hexadecimal ids"
+            f"tabs: label, {DENSE_FEATURES} integers, {TABLES} hexadecimal ids"
         )
     starts = np.zeros_like(marks)
     starts[1:] = marks[:-1] + 1
@@ -167,10 +171,10 @@ def _rows(values: Keys, missing: Mask, tables: Sequence[int]) -> Index:
 def _refuse_field(path: str, line: int, field: int, found: bytes) -> NoReturn:
     if field == 0:
         what, expected = "the label", "0 or 1"
-    elif field <= DENSE:
+    elif field <= DENSE_FEATURES:
         what, expected = f"integer {field}", f"up to {MAX_DIGITS} digits, or nothing"
     else:
-        what = f"id {field - DENSE}"
+        what = f"id {field - DENSE_FEATURES}"
         expected = f"up to {MAX_HEX_DIGITS} hexadecimal digits, or nothing"
     shown = found[:40].decode("utf-8", "backslashreplace")
     raise DataError(

@@ -9,7 +9,7 @@ from typing import Protocol
 from planaria.errors import ArgumentError
 from planaria.kernels.types import Floats, Index
 
-DENSE = 13
+DENSE_FEATURES = 13
 """Dense features per sample, as in Criteo's data."""
 MAX_ROWS = 2**40
 MAX_SAMPLES = 2**62

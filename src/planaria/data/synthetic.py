@@ -23,7 +23,7 @@ from math import gcd, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from planaria.data.source import DENSE, Batch, check_range, check_tables
+from planaria.data.source import DENSE_FEATURES, Batch, check_range, check_tables
 from planaria.errors import ArgumentError
 from planaria.kernels.twin_numbers import GOLDEN, log_exact, mix
 from planaria.kernels.types import Index, Keys
@@ -67,22 +67,25 @@ class Synthetic:
             raise ArgumentError(f"samples must be 0 or more, or None for no end, not {samples}")
         self._seed_key = mix(np.array([seed], np.uint64) + GOLDEN)
         self._ids = _IdLaw(self.tables, exponent, self._keys(1, len(tables)))
-        self._model = _PlantedModel(self._keys(2, len(tables)), self._keys(3, DENSE))
+        self._model = _PlantedModel(self._keys(2, len(tables)), self._keys(3, DENSE_FEATURES))
         # Lane 0 decides the label, then come the dense features, then the tables.
-        self._lanes = self._keys(4, 1 + DENSE + len(tables))[:, None]
+        self._lanes = self._keys(4, 1 + DENSE_FEATURES + len(tables))[:, None]
         self._model.calibrate(self._raw_scores(CALIBRATION_START, CALIBRATION_COUNT))
 
     def read(self, start: int, count: int) -> Batch:
         count = self._available(start, count)
         batch = Batch(
-            np.empty((count, DENSE), np.float32),
+            np.empty((count, DENSE_FEATURES), np.float32),
             np.empty((count, len(self.tables)), np.int64),
             np.empty(count, np.float32),
         )
         for at in range(0, count, BLOCK):
             size = min(BLOCK, count - at)
             words = self._words(start + at, size)
-            dense, rows = _dense(words[1 : 1 + DENSE]), self._ids.rows(words[1 + DENSE :])
+            dense, rows = (
+                _dense(words[1 : 1 + DENSE_FEATURES]),
+                self._ids.rows(words[1 + DENSE_FEATURES :]),
+            )
             chance = self._model.chance(self._model.raw_scores(dense, rows))
             block = slice(at, at + size)
             np.multiply(dense.T, np.float32(2.0**-15), out=batch.dense[block], casting="unsafe")
@@ -113,7 +116,10 @@ class Synthetic:
         scores = np.empty(count, np.int64)
         for at in range(0, count, BLOCK):
             words = self._words(start + at, min(BLOCK, count - at))
-            dense, rows = _dense(words[1 : 1 + DENSE]), self._ids.rows(words[1 + DENSE :])
+            dense, rows = (
+                _dense(words[1 : 1 + DENSE_FEATURES]),
+                self._ids.rows(words[1 + DENSE_FEATURES :]),
+            )
             scores[at : at + BLOCK] = self._model.raw_scores(dense, rows)
         return scores
 
@@ -162,7 +168,7 @@ class _PlantedModel:
         self._left, self._right = order[0 : 2 * pairs : 2], order[1 : 2 * pairs : 2]
         # Shares of the score's variance: effects about 0.55, pairs 0.2, dense features 0.25.
         self._pair_weight = int(133 * sqrt(tables / max(pairs, 1)))
-        dense_unit = 0.67 * sqrt(tables / DENSE)
+        dense_unit = 0.67 * sqrt(tables / DENSE_FEATURES)
         sign = np.where(dense_keys >> np.uint64(63), 1, -1)
         weights: Index = (sign * _small_weights(dense_keys) * dense_unit).astype(np.int64)
         self._dense_weights = weights[:, None]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from planaria.planning.inputs import PlanInputs
 from planaria.planning.memory import Memory
-from planaria.planning.simulation import HORIZONS, Behaviour, Interval, Simulated
+from planaria.planning.simulation import HORIZONS, Behaviour, Interval99, Simulated
 from planaria.planning.strategies import OFFERED_LOSS_PERCENT
 
 
@@ -32,7 +32,7 @@ class Estimate:
         return self.memory.total / 1e9
 
     @property
-    def lost_samples(self) -> Interval:
+    def lost_samples(self) -> Interval99:
         """What the table shows, the verdict goes by and the reason names."""
         return self.whole.pls
 
@@ -142,7 +142,7 @@ def _overhead(found: Estimate) -> float:
     return found.whole.overhead.mean
 
 
-def lost_text(pls: Interval) -> str:
+def lost_text(pls: Interval99) -> str:
     """Lost samples in percent, as everything prints them that speaks of them."""
     return short(100 * pls.mean)
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from planaria.cluster.files import write_atomically
 from planaria.config import Config
 from planaria.errors import ConfigError, PlanariaError
+from planaria.exits import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, leave
+from planaria.files import write_atomically
 from planaria.planning.inputs import PlanInputs
 from planaria.planning.jobs import as_yaml, base_job, inputs_of, job_of
 from planaria.planning.machine import command_line
@@ -24,10 +25,6 @@ from planaria.planning.pictures import show_plan, write_png
 from planaria.planning.plan import Recommendation, make_plan
 from planaria.planning.strategies import name_of
 from planaria.planning.traces import Trace, read_trace
-
-EXIT_FAILED = 1
-EXIT_CONFIG = 2
-EXIT_INTERRUPTED = 130
 
 # What a trace says itself.
 SAID_BY_TRACE = ("mtbf_hours", "shape", "burst_percent", "burst_servers")
@@ -195,10 +192,3 @@ def _write_job(console: Console, made: Recommendation, base: Config, path: Path)
     except (PlanariaError, OSError) as error:
         leave(EXIT_FAILED, f"the plan is made, but {path} could not be written: {error}")
     console.print(f"written to {path}: planaria train {path}", markup=False, soft_wrap=True)
-
-
-def leave(code: int, sentence: str) -> NoReturn:
-    Console(stderr=True, highlight=False).print(
-        f"error: {sentence}", style="red", soft_wrap=True, markup=False
-    )
-    raise typer.Exit(code)

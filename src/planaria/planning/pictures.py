@@ -13,7 +13,7 @@ from rich.text import Text
 from planaria.planning.choosing import Estimate, lost_text, short
 from planaria.planning.memory import VARIANTS
 from planaria.planning.plan import Recommendation
-from planaria.planning.simulation import Interval, Simulated
+from planaria.planning.simulation import Interval99, Simulated
 from planaria.planning.strategies import memory
 
 BAR_WIDTH = 40
@@ -115,7 +115,7 @@ def _overhead(found: Simulated) -> str:
     return "never" if found.unfinished else _with_error(found.overhead)
 
 
-def _with_error(found: Interval) -> str:
+def _with_error(found: Interval99) -> str:
     digits = 1 if found.mean >= 0.1 else 2
     return f"{100 * found.mean:,.{digits}f}±{100 * found.error:.{digits}f}"
 

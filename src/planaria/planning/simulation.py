@@ -147,7 +147,7 @@ def count_as_formula(what: Behaviour, hours: float, servers: int, failures: Fail
 
 
 @dataclass(frozen=True)
-class Interval:
+class Interval99:
     """A mean, and how far to either side the true one may lie (99 %)."""
 
     mean: float
@@ -161,14 +161,14 @@ class Interval:
         return self.mean - self.error > value * (1 + 1e-9)
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Interval:
+    def of(cls, values: Sequence[float]) -> Interval99:
         if len(values) < 2:
             return cls(float(np.mean(values)), math.inf)
         spread = float(np.std(values, ddof=1)) / math.sqrt(len(values))
         return cls(float(np.mean(values)), INTERVAL_ERRORS * spread)
 
     @classmethod
-    def of_share(cls, hits: int, runs: int) -> Interval:
+    def of_share(cls, hits: int, runs: int) -> Interval99:
         """Wilson's interval, made symmetric: no hit at all is no proof of chance zero."""
         z2 = INTERVAL_ERRORS**2
         share = hits / runs
@@ -181,24 +181,24 @@ class Interval:
 class Simulated:
     runs: int
     unfinished: int  # given up after the last of HORIZONS, and counted with that
-    overhead: Interval
-    exceeded: Interval  # the chance to lose more than r servers of a group at once
-    pls: Interval
+    overhead: Interval99
+    exceeded: Interval99  # the chance to lose more than r servers of a group at once
+    pls: Interval99
 
 
 def summarise(what: Behaviour, hours: float, runs: Sequence[Run]) -> Simulated:
-    overhead = Interval.of([run.overhead for run in runs])
-    exceeded = Interval.of_share(sum(run.exceeded for run in runs), len(runs))
+    overhead = Interval99.of([run.overhead for run in runs])
+    exceeded = Interval99.of_share(sum(run.exceeded for run in runs), len(runs))
     if what.kind == "erasure" and exceeded.mean == 0:
         # No run fell back, but the runs do not exclude that one would: its cost, at that chance.
         falls_back = (what.repair + min(what.interval, hours) / 2) / hours
-        overhead = Interval(overhead.mean, overhead.error + exceeded.error * falls_back)
+        overhead = Interval99(overhead.mean, overhead.error + exceeded.error * falls_back)
     return Simulated(
         len(runs),
         sum(not run.finished for run in runs),
         overhead,
         exceeded,
-        Interval.of([run.pls for run in runs]),
+        Interval99.of([run.pls for run in runs]),
     )
 
 

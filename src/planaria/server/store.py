@@ -134,11 +134,6 @@ class Store:
         """The last step that both data and parity records hold."""
         return min([self.step, *(history.last for history in self.sources.values())])
 
-    @property
-    def oldest_step(self) -> int:
-        """The oldest step that both data and parity records can be read as of."""
-        return max([self.own.oldest, *(history.oldest for history in self.sources.values())])
-
     def lookup(self, arena: int, index: Index, as_of: int | None = None) -> Floats:
         """Weights, float32[n, dim], of data records, as of a step of the history."""
         store = self.arenas[arena]

@@ -119,14 +119,7 @@ def after_call(world: ControlWorld, member: Member, process: Process, outbox: Ou
     install = machine.install
     if install.addresses and install.view != process.announced:
         process.announced = install.view
-        viewed = Viewed(
-            view=install.view,
-            committed=install.committed,
-            servers=install.servers,
-            trainers=install.trainers,
-            rebuilding=install.rebuilding,
-        )
-        world.tell(member, viewed)
+        world.tell(member, Viewed.of(install))
     if machine.finished and not process.told_end:
         process.told_end = True
         world.tell(member, Finished(failure=machine.failure))

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planaria import kernels
+from planaria.data import DENSE_FEATURES
 from planaria.kernels.checks import array, require
 from planaria.kernels.types import Distribution, Floats, Index, InitTables, Records
 from planaria.optimizers import Optimizer
@@ -51,15 +52,13 @@ class Layer(NamedTuple):
         return (self.inputs + 1) * self.outputs
 
 
-def dlrm_layers(
-    tables: int, dim: int, bottom: Sequence[int], top: Sequence[int], dense_features: int = 13
-) -> list[Layer]:
+def dlrm_layers(tables: int, dim: int, bottom: Sequence[int], top: Sequence[int]) -> list[Layer]:
     """Those of the bottom MLP, which ends in dim, and of the top MLP, which ends in 1.
 
     bottom, top: the hidden layers.
     """
     pairs = (tables + 1) * tables // 2
-    sizes = ([dense_features, *bottom, dim], [dim + pairs, *top, 1])
+    sizes = ([DENSE_FEATURES, *bottom, dim], [dim + pairs, *top, 1])
     return [Layer(*pair) for of_mlp in sizes for pair in pairwise(of_mlp)]
 
 

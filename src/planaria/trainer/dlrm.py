@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from planaria.data import DENSE_FEATURES
 from planaria.errors import ArgumentError
 from planaria.kernels.checks import array, require
 from planaria.kernels.types import Floats
@@ -48,14 +49,12 @@ class DLRM:
         dim: int,
         bottom: Sequence[int] = (512, 256, 64),
         top: Sequence[int] = (512, 256),
-        dense_features: int = 13,
     ) -> None:
-        sizes = [tables, dim, dense_features, *bottom, *top]
-        require(min(sizes) >= 1, "tables, dim, dense_features and all layers must be 1 or more")
+        sizes = [tables, dim, *bottom, *top]
+        require(min(sizes) >= 1, "tables, dim and all layers must be 1 or more")
         self.tables = tables
         self.dim = dim
-        self.dense_features = dense_features
-        self.layers = dlrm_layers(tables, dim, bottom, top, dense_features)
+        self.layers = dlrm_layers(tables, dim, bottom, top)
         self.parameters = sum(layer.parameters for layer in self.layers)
         self._bottom_layers = len(bottom) + 1
         self._bound: Parameters = []
@@ -88,7 +87,7 @@ class DLRM:
     def forward(
         self, dense: Floats | torch.Tensor, embeddings: Floats | torch.Tensor
     ) -> torch.Tensor:
-        """Logits [n] from dense [n, dense_features] and embeddings [n, tables, dim]."""
+        """Logits [n] from dense [n, DENSE_FEATURES] and embeddings [n, tables, dim]."""
         if not self._bound:
             raise ArgumentError("the model has no parameters yet; call bind first")
         bottom, top = self._bound[: self._bottom_layers], self._bound[self._bottom_layers :]
@@ -110,7 +109,7 @@ class DLRM:
         of samples of all trainers, so that the gradients of all trainers add up to the batch's."""
         n = len(labels)
         array("labels", labels, np.float32, 1)
-        array("dense", dense, np.float32, 2, shape=(n, self.dense_features))
+        array("dense", dense, np.float32, 2, shape=(n, DENSE_FEATURES))
         array("embeddings", embeddings, np.float32, 3, shape=(n, self.tables, self.dim))
         require(n > 0, "a trainer without samples is a shadow; it has no gradients to compute")
         require(n <= global_batch, f"{n} samples are more than the whole batch of {global_batch}")

@@ -64,9 +64,9 @@ class TrainerJob:
 
 KEEP = 2  # steps whose pushes and dense gradients are kept
 
-Rows = Mapping[int, Sequence[Index]]
+RowsByPlace = Mapping[int, Sequence[Index]]
 """Per place, per arena: record numbers."""
-Gradients = Mapping[int, Sequence[Floats]]
+GradientsByPlace = Mapping[int, Sequence[Floats]]
 """Per place, per arena: gradients [n, dim] of those records."""
 
 
@@ -85,11 +85,11 @@ class TrainerMachine(Machine):
         self.rank = -1 if fresh_rank is None else fresh_rank
         self.blank = fresh_rank is None
         self.step = dense.step + 1  # the step to be computed next
-        self.ids: dict[int, Rows] = {}
+        self.ids: dict[int, RowsByPlace] = {}
         self.answers: dict[int, dict[int, Answer]] = {}
         self.protected = [0] * job.servers  # by place: the last step that it has voted for
         self.pushed = 0  # the last step whose gradients were sent in this view
-        self.pushes: dict[int, Gradients] = {}
+        self.pushes: dict[int, GradientsByPlace] = {}
         self.own_gradients: dict[int, Floats | None] = {}
         self.gradients: dict[int, dict[int, Floats | None]] = {}  # step -> rank
 
@@ -122,7 +122,7 @@ class TrainerMachine(Machine):
                 return step
         return None
 
-    def give_ids(self, step: int, ids: Rows) -> None:
+    def give_ids(self, step: int, ids: RowsByPlace) -> None:
         self.ids[step] = ids
         self._send_lookups(step)
 
@@ -146,7 +146,7 @@ class TrainerMachine(Machine):
             return None
         return {place: answers[place].weights for place in range(self.job.servers)}
 
-    def give_gradients(self, step: int, gradients: Gradients, dense: Floats | None) -> None:
+    def give_gradients(self, step: int, gradients: GradientsByPlace, dense: Floats | None) -> None:
         """What the driver computed for the current step."""
         if step != self.step:
             raise StepError(f"gradients of step {step} came, but step {self.step} is due")
@@ -284,11 +284,11 @@ class TrainerMachine(Machine):
         del self.gradients[step]
         return True
 
-    def _nothing(self) -> Rows:
+    def _nothing(self) -> RowsByPlace:
         empty = [np.zeros(0, np.int64) for _ in self.job.dims]
         return dict.fromkeys(range(self.job.servers), empty)
 
-    def _no_gradients(self) -> Gradients:
+    def _no_gradients(self) -> GradientsByPlace:
         empty = [np.zeros((0, dim), np.float32) for dim in self.job.dims]
         return dict.fromkeys(range(self.job.servers), empty)
 

@@ -16,7 +16,7 @@ import msgspec
 from planaria.checkpoints.manifest import PartSummary
 from planaria.exactness import Fingerprint
 from planaria.kernels.types import Bytes, Floats
-from planaria.wire.messages import Member, View
+from planaria.wire.messages import Install, Member, View
 
 SavedRows: TypeAlias = Literal["all", "changed", "priority", "interval"]
 """Of what a save has: all records, those that changed since its base, or those that matter most;
@@ -183,6 +183,16 @@ class Viewed(Control):
     servers: list[Member]
     trainers: list[Member]
     rebuilding: list[int]
+
+    @classmethod
+    def of(cls, install: Install) -> Viewed:
+        return cls(
+            view=install.view,
+            committed=install.committed,
+            servers=install.servers,
+            trainers=install.trainers,
+            rebuilding=install.rebuilding,
+        )
 
 
 class Silent(Control):

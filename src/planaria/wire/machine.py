@@ -90,7 +90,6 @@ class Machine(ABC):
         self.view: View = NO_VIEW
         self.promised: View = NO_VIEW
         self.install: Install | None = None
-        self.refused = 0
         self.left = False  # in this view: nothing depends on this member any more
         self.outbox: Outbox = []
         self._waiting: list[tuple[Member, Message]] = []
@@ -161,7 +160,7 @@ class Machine(ABC):
         elif isinstance(message, Install):
             self._install(message)
         elif message.view < self.view or message.view < self.promised:
-            self.refused += 1
+            return  # late, or a zombie's
         elif message.view > self.view:
             self._keep(sender, message)
         else:
