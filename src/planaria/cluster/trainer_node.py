@@ -39,6 +39,7 @@ from planaria.wire.messages import Member, Message
 
 QUALITY_SAMPLES = 16_384  # the last ones, over which it is measured while training
 EVALUATED_SAMPLES = 16_384  # at a time
+READ_SAMPLES = 65_536  # likewise
 LOSSES_KEPT = 50  # of the last steps, over which the report takes the mean
 LONG_READ_S = 1.0
 WAITED_S = 5.0  # before a trainer says whom it waits for
@@ -208,8 +209,7 @@ class TrainerNode(MemberNode):
                 1, self.trainer.rank, config.trainers, config.data.test_samples
             )
             start += config.steps * config.batch
-        self._reading_since = time.monotonic()
-        batch = self.source.read(start, count)
+        batch = self._read(start, count)
         if step <= config.steps and len(batch) < count:
             self.data_ended = step
             self.line.tell(DataEnded(step=step, samples=self.source.samples or 0))
@@ -221,6 +221,24 @@ class TrainerNode(MemberNode):
         ends = np.cumsum(parts.counts).tolist()
         runs = [slice(end - n, end) for end, n in zip(ends, parts.counts.tolist(), strict=True)]
         return Prepared(batch, inverse, parts, runs)
+
+    def _read(self, start: int, count: int) -> Batch:
+        """Some at a time: the held-out samples may be millions, and nothing else moves then."""
+        pieces: list[Batch] = []
+        for first in range(0, max(count, 1), READ_SAMPLES):
+            self._reading_since = time.monotonic()
+            pieces.append(self.source.read(start + first, min(READ_SAMPLES, count - first)))
+            if count > READ_SAMPLES:
+                self.line.working("reading samples", first + len(pieces[-1]), count)
+            if len(pieces[-1]) < READ_SAMPLES:
+                break
+        if len(pieces) == 1:
+            return pieces[0]
+        return Batch(
+            np.concatenate([piece.dense for piece in pieces]),
+            np.concatenate([piece.ids for piece in pieces]),
+            np.concatenate([piece.labels for piece in pieces]),
+        )
 
     def _values(self, prepared: Prepared, found: dict[int, list[Floats]]) -> Floats:
         """[distinct rows, dim], in the order of their ids."""
