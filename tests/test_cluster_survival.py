@@ -42,7 +42,7 @@ def folder() -> Iterator[Path]:
 
 
 def failures_of(report: dict[str, Any], who: str) -> list[str]:
-    return [one["how"] for one in report["failures"] if one["who"] == who]
+    return [one["reason"] for one in report["failures"] if one["who"] == who]
 
 
 # ---------------------------------------------------------------------------- one process fails
