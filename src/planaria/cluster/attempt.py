@@ -261,8 +261,7 @@ class Attempt:
         self.machine.receive(member, what, now)
         match what:
             case Listening() if member == self.machine.coordinator:
-                address = self.files.folder / "coordinator.address"
-                write_atomically(address, what.address.encode())
+                self._publish_coordinator(what.address)
             case Ready() if what.fingerprint is not None:
                 self._compare(member, what.fingerprint)
             case StepDone():
@@ -283,6 +282,13 @@ class Attempt:
             case DataEnded():
                 self._on_data_ended(what)
         self.emit(member, what)
+
+    def _publish_coordinator(self, address: str) -> None:
+        """For whoever looks from outside; the job goes on without it."""
+        try:
+            write_atomically(self.files.folder / "coordinator.address", address.encode())
+        except OSError as error:
+            self.note(f"nobody outside will find the coordinator: {error}")
 
     def _on_failure(self, failure: Failure) -> None:
         self.failed |= "SIGKILL" not in failure.reason

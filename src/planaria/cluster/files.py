@@ -113,6 +113,15 @@ class JobFiles:
     def log(self, member: Member) -> Path:
         return self.folder / "logs" / f"{member}.log"
 
+    def where_logs_are(self) -> str:
+        """The end of a sentence that says why a job is over."""
+        if (self.folder / "logs").is_dir():
+            return f"; logs are in {self.folder / 'logs'}"
+        return (
+            f"; somebody has removed the job's folder, {self.folder}, logs and all: set "
+            "PLANARIA_HOME to one that nobody cleans"
+        )
+
     def bind_address(self, config: Config, member: Member) -> str:
         """Wildcard ports are given out by the system, and paths are named after the process."""
         if config.cluster.transport == "ipc":

@@ -103,12 +103,14 @@ class Line:
     def _beat(
         self, beats: tuple[str, zmq.Socket[bytes] | None], now: float
     ) -> tuple[str, zmq.Socket[bytes] | None]:
-        address, dealer = beats
-        if self.coordinator != address:
+        (address, dealer), wanted = beats, self.coordinator
+        if wanted != address:
             if dealer is not None:
                 dealer.close(linger=0)
-            address = self.coordinator
-            dealer = self._transport.new_dealer(address) if address else None
+            address, dealer = "", None
+            with contextlib.suppress(zmq.ZMQError):  # no descriptor left: at the next beat, then
+                dealer = self._transport.new_dealer(wanted) if wanted else None
+                address = wanted
         if dealer is not None:
             beat = Heartbeat(view=NO_VIEW, age_ms=self._pulse.beat(now))
             self._send(dealer, beat)

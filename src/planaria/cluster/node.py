@@ -7,6 +7,7 @@ orphans, however the supervisor ended. Whatever a process prints is in its log.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -177,5 +178,6 @@ def _can_wait(envelope: Envelope) -> bool:
 
 
 def log(line: str) -> None:
-    """Standard error is the process's log."""
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+    """Standard error is the process's log. A disk that is full costs a line, not a process."""
+    with contextlib.suppress(OSError):
+        print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)

@@ -140,9 +140,10 @@ class JobRun:
         if verdict.sentence is None or verdict.lost:
             return verdict.sentence
         self._close(archive, goes_on=True)
-        logs = f"; logs are in {attempt.files.folder / 'logs'}" if attempt.failed else ""
-        error = Interrupted if verdict.sentence.startswith(INTERRUPTED) else ClusterError
-        raise error(f"{verdict.sentence}{self.saves.way_back()}{logs}")
+        said = verdict.sentence + self.saves.way_back()
+        if said.startswith(INTERRUPTED):
+            raise Interrupted(said)
+        raise ClusterError(said + attempt.files.where_logs_are())
 
     def _roll_back(
         self, machine: RollBackMachine, failure: str, archive: Archive | None
@@ -153,7 +154,8 @@ class JobRun:
         newest = newest_of(self.config, self.job) if archive else None
         back = machine.on_lost(lost_at, newest[0] if newest else None)
         if back is None:
-            raise LossError(failure + (self.saves.way_back() or NOTHING_SAVED))
+            way_back = self.saves.way_back() or NOTHING_SAVED
+            raise LossError(failure + way_back + self._processes.files.where_logs_are())
         if self.losses.over_budget:
             self.config = replace(self.config, strategy=CHECKPOINT.name)
         self.saves = self.saves.after_rollback(self.config, back, now)

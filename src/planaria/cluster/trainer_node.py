@@ -224,21 +224,22 @@ class TrainerNode(MemberNode):
         return Prepared(batch, inverse, parts, runs)
 
     def _read(self, start: int, count: int) -> Batch:
-        """Held-out samples may be millions: they are read some at a time."""
-        self._reading_since = time.monotonic()
+        """Some at a time: the held-out samples may be millions, and nothing else moves then."""
         pieces: list[Batch] = []
-        for first in range(start, start + count, READ_SAMPLES):
-            wanted = min(READ_SAMPLES, start + count - first)
-            pieces.append(self.source.read(first, wanted))
-            self._on_scanned()
-            if len(pieces[-1]) < wanted:
+        for first in range(0, max(count, 1), READ_SAMPLES):
+            self._reading_since = time.monotonic()
+            pieces.append(self.source.read(start + first, min(READ_SAMPLES, count - first)))
+            if count > READ_SAMPLES:
+                self.line.working("reading samples", first + len(pieces[-1]), count)
+            if len(pieces[-1]) < READ_SAMPLES:
                 break
         if len(pieces) == 1:
             return pieces[0]
-        if not pieces:
-            return self.source.read(start, 0)
-        columns = zip(*((one.dense, one.ids, one.labels) for one in pieces), strict=True)
-        return Batch(*map(np.concatenate, columns))
+        return Batch(
+            np.concatenate([piece.dense for piece in pieces]),
+            np.concatenate([piece.ids for piece in pieces]),
+            np.concatenate([piece.labels for piece in pieces]),
+        )
 
     def _values(self, prepared: Prepared, found: dict[int, list[Floats]]) -> Floats:
         """[distinct rows, dim], in the order of their ids."""

@@ -407,7 +407,9 @@ class SupervisorMachine:
         """Whoever has started and says nothing for long is ended, and so replaced."""
         for member, child in list(self.children.items()):
             quiet_s = self._now - child.heard_at
-            if not child.ready and quiet_s > START_S:
+            # A coordinator that listens beats, and is watched for that.
+            started = child.listening if child.role == "coordinator" else child.ready
+            if not started and quiet_s > START_S:
                 self._kill(member, f"it has started and said nothing for {quiet_s:.0f} s")
 
     def _end_stall(self) -> None:
