@@ -33,6 +33,7 @@ from planaria.coordinator.machine import CoordinatorState
 from planaria.errors import ClusterError
 from planaria.wire.messages import Member
 
+NAME_LIKE = "1231-235959-0123ab"  # what jobs' folders are called
 JOBS_KEPT = 20  # folders of ended jobs, for their logs
 
 

@@ -19,7 +19,7 @@ from planaria.cluster.archive import Archive, newest_of
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.deciding import settle
 from planaria.cluster.events import Observer, RolledBack
-from planaria.cluster.files import Beginning
+from planaria.cluster.files import NAME_LIKE, Beginning, home
 from planaria.cluster.injecting import Injector
 from planaria.cluster.reporting import Observe, Progress, Reporter
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption
@@ -89,7 +89,8 @@ class JobRun:
 
     def run(self) -> dict[str, Any]:
         say = self.reporter.say
-        for note in (*preflight.check(self.config), *self.start.notes, self.decision):
+        room = preflight.check(self.config, self.start.bytes, folder=home() / "jobs" / NAME_LIKE)
+        for note in (*room, *self.start.notes, self.decision):
             if note:
                 say(note)
         say(describe_protection(self.config))
@@ -169,6 +170,11 @@ class JobRun:
             if not self.saves.busy:
                 break
             time.sleep(POLL_S)
+        if self.saves.busy:
+            stall_s = self.config.checkpoint.stall_s
+            self.saves.give_up_publishing(
+                f"it was not published within {stall_s:.0f} s (checkpoint.stall_s)"
+            )
         for line in self.saves.notes:
             self.reporter.say(line)
         self.saves.notes.clear()
