@@ -16,6 +16,7 @@ from rich.progress import Progress
 
 import planaria
 from planaria import kernels
+from planaria.cluster import preflight
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption, find_start
 from planaria.cluster.run import INTERRUPTED, JobRun
 from planaria.cluster.scrub import running_jobs
@@ -28,6 +29,7 @@ from planaria.errors import (
     ConfigError,
     DamagedCheckpoint,
     Interrupted,
+    LeaseHeld,
     LossError,
     PlanariaError,
 )
@@ -114,16 +116,15 @@ def train(
     """
     _check_report(report)
     job, schedule = _read(config, sets, kill, freeze)
-    try:
-        start = find_start(job, resume=resume)
-    except ConfigError as error:
-        leave(EXIT_CONFIG, str(error))
+    start = _find_start(job, resume)
     found = _run("training", job, schedule, report, start)
     show_report(console, found)
     _write(report, found)
-    for save in found["checkpoints"]:
-        if save["step"] == job.steps and "failed" in save and job.saves_last_step:
-            leave(EXIT_FAILED, f"the trained model was not saved: {save['failed']}")
+    if job.saves_last_step and start.step < job.steps:
+        saves = [save for save in found["checkpoints"] if save["step"] == job.steps]
+        if all("failed" in save for save in saves):
+            why = saves[-1]["failed"] if saves else "nobody told of it"
+            leave(EXIT_FAILED, f"the trained model was not saved: {why}")
 
 
 @app.command()
@@ -233,6 +234,22 @@ def _read(
         leave(EXIT_CONFIG, str(error))
 
 
+def _find_start(job: Config, resume: bool) -> Resumption:
+    try:
+        return find_start(job, resume=resume)
+    except ConfigError as error:
+        leave(EXIT_CONFIG, "\n".join([str(error), *_other_problems(job)]))
+
+
+def _other_problems(job: Config) -> list[str]:
+    """What else is wrong, besides the folder of checkpoints."""
+    try:
+        preflight.check(replace(job, checkpoint=CheckpointConfig()))
+    except ConfigError as error:
+        return [str(error)]
+    return []
+
+
 def _run(
     title: str,
     job: Config,
@@ -252,7 +269,7 @@ def _run(
         sentence = str(why) or f"{INTERRUPTED}; all processes were stopped{run.saves.way_back()}"
         _write(report, run.report_failure(ClusterError(sentence)))
         leave(EXIT_INTERRUPTED, sentence)
-    except ConfigError as error:  # what the machine does not have room for
+    except (ConfigError, LeaseHeld) as error:  # no room on this machine, or another's folder
         leave(EXIT_CONFIG, str(error))
     except PlanariaError as error:
         _write(report, run.report_failure(error))

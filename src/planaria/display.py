@@ -83,8 +83,6 @@ class Display:
         if rate:
             left = (self.config.steps - progress.step) * self.config.batch
             facts += [f"{rate:,.0f}/s", f"{_duration(left / rate)} left"]
-        if progress.saved:
-            facts.append(f"saved {progress.saved}")
         if progress.working:
             facts.append(progress.working)
         return facts
@@ -103,6 +101,8 @@ class Display:
             processes.append(f" server:{place} rebuilds, {rows:,} rows", "yellow")
         if progress.servers and not progress.rebuilding:
             processes.append(" all whole", "green")
+        if progress.saved:  # not among the facts: when it counts is a matter of the clock
+            processes.append(f", step {progress.saved} is saved")
         return Group(bar, facts, processes)
 
 

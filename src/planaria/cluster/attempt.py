@@ -50,7 +50,6 @@ from planaria.wire.control import (
     Tell,
     Told,
     Viewed,
-    Working,
 )
 from planaria.wire.messages import Heartbeat, Member
 from planaria.wire.telling import Listener
@@ -84,6 +83,7 @@ class Attempt:
         self._addresses: dict[Member, str] = {}
         self._leaving: str | None = None  # why the job is left once the current step is saved
         self._leave_by = 0.0
+        self._struck: set[Member] = set()  # on purpose: nobody need read their logs
 
     def __enter__(self) -> Attempt:
         self.files = JobFiles.fresh()
@@ -147,6 +147,7 @@ class Attempt:
 
     def signal(self, member: Member, number: signal.Signals = signal.SIGKILL) -> float:
         """Sends a signal to a process, if it is there; returns when."""
+        self._struck.add(member)
         self.launcher.signal(member, number)
         return time.monotonic()
 
@@ -162,7 +163,7 @@ class Attempt:
 
     def run(self) -> Verdict:
         """Until the processes have ended well, or cannot go on."""
-        while self.machine.verdict is None or self._still_saving():
+        while self.machine.verdict is None:
             self._turn()
         return self.machine.verdict
 
@@ -235,10 +236,6 @@ class Attempt:
         self._addresses.pop(member, None)
         self.transport.forget({*self._addresses.values()})
 
-    def _still_saving(self) -> bool:
-        verdict = self.machine.verdict
-        return verdict is not None and verdict.sentence is None and self.saves.busy
-
     # ------------------------------------------------------------------ what is told
 
     def _on_message(self, envelope: Envelope, now: float) -> None:
@@ -272,9 +269,7 @@ class Attempt:
                 self.saves.on_lost(len(before - {*what.servers, *what.trainers}), now)
             case PartSaved():
                 self.saves.on_part(what, now)
-                self._leave_by = max(self._leave_by, now + self.config.cluster.deadline_s)
-            case Working():
-                self._leave_by = max(self._leave_by, now + self.config.cluster.deadline_s)
+                self._leave_by = now + self.config.checkpoint.stall_s
             case PartFailed():
                 self.saves.on_part_failed(what, now)
             case Reloaded():
@@ -291,7 +286,7 @@ class Attempt:
             self.note(f"nobody outside will find the coordinator: {error}")
 
     def _on_failure(self, failure: Failure) -> None:
-        self.failed |= "SIGKILL" not in failure.reason
+        self.failed |= failure.member not in self._struck
         self.emit(failure.member, failure)
 
     def _on_reloaded(self, reloaded: Reloaded) -> None:
@@ -304,17 +299,18 @@ class Attempt:
             self.note("the lost samples have passed the budget: at the next failure all roll back")
 
     def _on_data_ended(self, ended: DataEnded) -> None:
-        batch = self.config.batch
+        # Not the step before that one: a trainer that reads ahead may be the first to find the end.
+        last = ended.samples // self.config.batch
         why = (
-            f"step {ended.step} wants more samples than data.path has: its {ended.samples} suffice "
-            f"for {ended.samples // batch} steps; lower steps or batch"
+            f"step {last + 1} wants more samples than data.path has: its {ended.samples} suffice "
+            f"for {last} steps; lower steps or batch"
         )
         if self._leaving:
             return
-        if self._archive is None:
-            self.machine.verdict = Verdict(why)
+        if self._archive is None or last <= self.beginning.step:
+            self.machine.verdict = self.machine.verdict or Verdict(why)
             return
-        self._leave_when_saved(why, ended.step - 1)
+        self._leave_when_saved(why, last)
 
     def _compare(self, member: Member, found: Fingerprint) -> None:
         """Whether a trainer computes the bits that the others compute."""
@@ -331,7 +327,7 @@ class Attempt:
 
     def _leave_when_saved(self, why: str, step: int | None = None) -> None:
         self._leaving = why
-        self._leave_by = time.monotonic() + self.config.cluster.deadline_s
+        self._leave_by = time.monotonic() + self.config.checkpoint.stall_s
         self.saves.save_now(step)
 
     def _leave_if_saved(self, now: float) -> None:

@@ -95,6 +95,9 @@ class Reporter(Watcher):
 
     # ------------------------------------------------------------------ events
 
+    def on_tick(self, now: float, processes: Attempt) -> None:
+        self.progress.saved = processes.saves.newest()
+
     def on_event(self, event: JobEvent, processes: Attempt) -> None:
         what, progress = event.what, self.progress
         match what:

@@ -174,6 +174,11 @@ class JobRun:
             if not self.saves.busy:
                 break
             time.sleep(POLL_S)
+        if self.saves.busy:
+            stall_s = self.config.checkpoint.stall_s
+            self.saves.give_up_publishing(
+                f"it was not published within {stall_s:.0f} s (checkpoint.stall_s)"
+            )
         for line in self.saves.notes:
             self.reporter.say(line)
         self.saves.notes.clear()

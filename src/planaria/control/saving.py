@@ -150,11 +150,13 @@ class SaveMachine:
             self.pace.on_lost(processes, now)
 
     def tick(self, now: float) -> None:
+        if self._tries > 1 and self.saved_now is False:  # somebody was told too late, say
+            self._tries -= 1
+            self.save_all = False
+        if self.save_all:
+            return
         if self._tries:
-            if self.saved_now is False:  # somebody was told too late, say
-                self._tries -= 1
-                self.save_all = False
-            if not self.save_all and (step := self._ahead.next(now)) is not None:
+            if (step := self._ahead.next(now)) is not None:
                 self.save_at = min(step, self.config.steps)
                 self.save_all = True
         elif self.pace and (wanted := self.pace.next(now)) is not None:
@@ -164,7 +166,7 @@ class SaveMachine:
 
     def save_now(self, step: int | None = None) -> None:
         """Before the job is left: as soon as can be, or `step`, at which everybody stands."""
-        self._tries = TRIES
+        self._tries = TRIES if step is None else 1
         if step is not None:
             self.save_at, self.save_all = step, True
 
@@ -278,6 +280,18 @@ class SaveMachine:
                 del self._pending[step]
             else:
                 self._give_up(step, now, over=True)
+
+    def give_up_publishing(self, why: str) -> None:
+        """The disk does not answer: what is still to be published does not count."""
+        if self._publishing:
+            self._complete[self._publishing[0]] = self._publishing[1]
+        for step in sorted(self._complete):
+            self._closed.add(step)
+            self.published.append({"step": step, "failed": why})
+            self.notes.append(f"no checkpoint of step {step}: {why}")
+        self._publishing = None
+        self._complete.clear()
+        self._work.clear()
 
     def after_rollback(self, config: Config, start: int, now: float) -> SaveMachine:
         """The saves of the processes that go on from `start`."""
