@@ -12,9 +12,7 @@ train: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore-glob='*test_cluster*'
-	$(BIN)/python -m pytest tests/test_cluster.py tests/test_cluster_faults.py
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(filter-out tests/test_cluster.py \
-	    tests/test_cluster_faults.py,$(wildcard tests/test_cluster*.py))
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(wildcard tests/test_cluster*.py)
 
 # kill -9 of everything, fifty times; `make test` does it twice.
 kills: $(INSTALLED)
