@@ -69,10 +69,10 @@ FENCE: dict[str, Any] = {
     "k": 1,
     "r": 3,
     "trainers": 1,
-    "steps": 10,
+    "steps": 6,
     "network": "echoing",
     "drop": 0.0,
-    "count": 20,
+    "count": 8,
     "spares": 3,
     "kinds": ("kill server", "suspect server"),
 }

@@ -111,7 +111,7 @@ class Remembering(Branching):
 
 
 def test_a_branch_and_its_replay_are_the_same_schedule() -> None:
-    small = ToyJob(servers=3, k=1, r=1, trainers=1, steps=1, rows=4)
+    small = ToyJob(servers=3, k=1, r=1, trainers=1, steps=1, tables=((4, 2),))
     counts = list(run_boundaries(small, parts=3))
     assert [failed for _, failed in counts] == [[], [], []]
     branching = Remembering(small)
