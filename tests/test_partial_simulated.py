@@ -21,7 +21,7 @@ from planaria.server.machine import ServerMachine
 from planaria.server.store import Store
 from planaria.simulator.checks import Oracle
 from planaria.simulator.faults import Faults
-from planaria.simulator.toy import Batch, ToyJob
+from planaria.simulator.toy import Batch, ToyJob, by_place, located
 from planaria.simulator.world import World
 from planaria.trainer.machine import TrainerMachine
 from planaria.wire.machine import Outbox
@@ -35,7 +35,7 @@ class PartialJob(ToyJob):
         return replace(super().server_job(retry_s), partial=True)
 
 
-JOB = PartialJob(servers=3, k=1, r=0, trainers=2, steps=6, rows=30)
+JOB = PartialJob(servers=3, k=1, r=0, trainers=2, steps=6, tables=((30, 2),))
 
 
 class PartialCoordinator(CoordinatorMachine):
@@ -51,14 +51,13 @@ class Onlooker(Oracle):
     ) -> Batch:
         job, batch = self.world.job, self.reference.batches[step, trainer.rank]
         own = job.rows_of(step, trainer.rank)
-        places, _ = job.layout.arena(job.rows).locate(own)
-        values = np.empty((len(own), job.dim), np.float32)
+        ((places, _),) = there = located(job.layout, job.arenas, own)
+        values = np.empty((len(places), 2), np.float32)
         for place, found in rows.items():
             values[places == place] = found[0]
         dense = trainer.dense.versions[step - 1]  # type: ignore[attr-defined]
-        sparse, gradient = job.gradients(step, trainer.rank, own, values, dense)
-        pushes = {place: [sparse[places == place]] for place in range(job.servers)}
-        return replace(batch, pushes=pushes, dense_gradient=gradient)
+        sparse, gradient = job.gradients(step, trainer.rank, own, [values], dense)
+        return replace(batch, pushes=by_place(job, there, sparse), dense_gradient=gradient)
 
     def at_end(self) -> None:
         """The tests look themselves."""

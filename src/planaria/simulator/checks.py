@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,7 @@ from planaria.kernels.types import Floats
 from planaria.server.decoding import decode, find_mates
 from planaria.server.digest import Digest
 from planaria.server.store import Store
-from planaria.simulator.toy import Batch, Reference, ToyDense, ToyJob, reference
+from planaria.simulator.toy import Batch, Reference, ToyDense, ToyJob, joined, reference
 from planaria.trainer.machine import TrainerMachine
 from planaria.wire.messages import Install, Stop, View
 
@@ -74,7 +75,7 @@ class Oracle:
         if step <= trainer.install.committed:
             raise Failure(f"rank {trainer.rank} computes committed step {step} again")
         for place, expected in batch.seen.items():
-            if rows[place][0].tobytes() != expected:
+            if joined(rows[place]) != expected:
                 raise Failure(f"rank {trainer.rank} got wrong rows of place {place} in step {step}")
         assert isinstance(trainer.dense, ToyDense)
         if trainer.dense.versions[step - 1].tobytes() != batch.dense:
@@ -136,7 +137,7 @@ class Oracle:
         if rows is None or trainer.shadow:
             return
         batch = self.reference.batches[self.world.job.steps + 1, trainer.rank]
-        if any(rows[place][0].tobytes() != expected for place, expected in batch.seen.items()):
+        if any(joined(rows[place]) != expected for place, expected in batch.seen.items()):
             raise Failure(f"rank {trainer.rank} got wrong rows after the last step")
 
 
@@ -144,14 +145,15 @@ def _rebuilt(place: int, stores: Sequence[Store | None], job: ToyJob) -> Store:
     """What a replacement would rebuild for a server that died when everybody was done."""
     store = Store(job.arenas, job.layout, place, job.optimizer, blank_at=job.steps)
     absent = [other for other, there in enumerate(stores) if there is None]
-    index = np.arange(len(store.arenas[0].records))
-    mates = find_mates(store.arenas[0].layout, place, index, absent)
-    shards = np.empty((job.k, len(index), store.arenas[0].arena.words), np.uint32)
-    for (row, i), mate in np.ndenumerate(mates.places):
-        there = stores[int(mate)]
-        assert there
-        shards[i, row] = there.read(0, mates.indices[row, i : i + 1], job.steps)[0]
-    store.restore(0, index, decode(mates, list(shards)), job.steps)
+    for number, arena in enumerate(store.arenas):
+        index = np.arange(len(arena.records))
+        mates = find_mates(arena.layout, place, index, absent)
+        shards = np.empty((job.k, len(index), arena.arena.words), np.uint32)
+        for (row, i), mate in np.ndenumerate(mates.places):
+            there = stores[int(mate)]
+            assert there
+            shards[i, row] = there.read(number, mates.indices[row, i : i + 1], job.steps)[0]
+        store.restore(number, index, decode(mates, list(shards)), job.steps)
     return store
 
 
@@ -159,13 +161,14 @@ def _check_stripes(stores: Sequence[Store], job: ToyJob) -> None:
     """Every stripe satisfies its parity equations, byte for byte."""
     if any(store.held_step < job.steps for store in stores):
         raise Failure("a delta of the last step is still missing")
-    code, slots = Code(job.k, job.r), job.layout.arena(job.rows).slots
-    regions = job.layout.region_of.tolist()
-    for group, places in enumerate(job.layout.groups.tolist()):
+    code, regions = Code(job.k, job.r), job.layout.region_of.tolist()
+    groups = list(enumerate(job.layout.groups.tolist()))
+    for (arena, of), (group, places) in product(enumerate(job.arenas), groups):
+        slots = job.layout.arena(of.rows).slots
         starts = [region * slots for region in regions[group]]
         shards = [
-            stores[place].arenas[0].records[start : start + slots].view(np.uint8).ravel()
+            stores[place].arenas[arena].records[start : start + slots].view(np.uint8).ravel()
             for place, start in zip(places, starts, strict=True)
         ]
         if not code.verify(shards[: job.k], shards[job.k :]):
-            raise Failure(f"a stripe of group {group} is inconsistent")
+            raise Failure(f"a stripe of group {group} is inconsistent in arena {arena}")

@@ -53,7 +53,10 @@ class Coordinators:
 
     def _coordinate(self, member: Member, epoch: int) -> None:
         world = self.world
-        state = world.disk.state if world.disk.states else first_state(epoch, *world.first_members)
+        if world.disk.states:
+            state = world.disk.state
+        else:
+            state = first_state(epoch, *world.first_members, committed=world.job.restored_at)
         machine = world.coordinator_class(
             state,
             world.job.layout,

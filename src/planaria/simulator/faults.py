@@ -69,7 +69,7 @@ class Faults:
 def plan(world: World) -> None:
     """Half of the faults come at any time, half shortly after another: during its recovery."""
     step_s = world.links.network.step_s + 3 * world.faults.drop
-    job_s = step_s * (world.job.steps + 0.5)
+    job_s = step_s * (world.job.steps - world.job.restored_at + 0.5)
     at = 0.0
     for number in range(world.faults.count):
         if number and world.random.random() < 0.5:

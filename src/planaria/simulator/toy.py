@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from planaria import kernels
 from planaria.errors import HistoryGone, StepError
 from planaria.kernels.types import Floats, Index, Records
 from planaria.layout import Layout
+from planaria.layout.arithmetic import Ints32
 from planaria.optimizers import Optimizer
 from planaria.server.digest import Digest
 from planaria.server.job import ServerJob
@@ -33,13 +35,13 @@ class ToyJob:
     r: int = 1
     trainers: int = 2
     steps: int = 5
-    rows: int = 24
+    tables: tuple[tuple[int, int], ...] = ((24, 2),)  # rows, dim; each dim is an arena
     rebuild_chunk: int = 5  # 1: ranges, since a region has so many records
-    dim: int = 2
-    ids: int = 4  # per trainer and step
+    ids: int = 4  # per trainer and step, in all tables
     seed: int = 1
     optimizer: Optimizer = field(default_factory=lambda: Optimizer("adagrad", lr=0.1))
     keep_steps: int = 2
+    restored_at: int = 0  # if set: everybody starts from a checkpoint of that step
 
     @property
     def ranks(self) -> int:
@@ -55,7 +57,7 @@ class ToyJob:
 
     @property
     def arenas(self) -> list[Arena]:
-        return _arenas(self.rows, self.dim, self.optimizer)
+        return _arenas(self.tables, self.optimizer)
 
     def server_job(self, retry_s: float) -> ServerJob:
         return ServerJob(
@@ -73,26 +75,54 @@ class ToyJob:
         )
 
     def trainer_job(self, retry_s: float) -> TrainerJob:
+        dims = [arena.dim for arena in self.arenas]
         return TrainerJob(
-            self.servers, [self.dim], self.trainers, self.ranks, self.steps, self.lr, retry_s
+            self.servers, dims, self.trainers, self.ranks, self.steps, self.lr, retry_s
         )
 
-    def rows_of(self, step: int, rank: int) -> Index:
-        """The distinct arena rows of one trainer's samples."""
+    def restore(self, store: Store) -> None:
+        """Fills a blank store from the checkpoint."""
+        for arena, records in zip(store.arenas, checkpoint(self)[store.place], strict=True):
+            arena.records[:] = records
+        store.set_all_valid()
+
+    def restore_dense(self, dense: ToyDense) -> None:
+        state = reference(self).batches[self.restored_at + 1, 0].dense
+        dense.restore(self.restored_at, np.frombuffer(state, np.uint32))
+
+    def rows_of(self, step: int, rank: int) -> list[Index]:
+        """The distinct rows of one trainer's samples, per arena; in some of them there are none."""
         key = _mix(self.seed, step, rank)
-        return np.unique([_mix(key, i) % self.rows for i in range(self.ids)])
+        ends = np.cumsum([arena.rows for arena in self.arenas])
+        drawn = np.unique([_mix(key, i) % int(ends[-1]) for i in range(self.ids)])
+        return [
+            drawn[(end - arena.rows <= drawn) & (drawn < end)] - (end - arena.rows)
+            for arena, end in zip(self.arenas, ends, strict=True)
+        ]
 
     def gradients(
-        self, step: int, rank: int, rows: Index, values: Floats, dense: Records
-    ) -> tuple[Floats, Floats]:
-        """Of the rows [n, dim] and of the dense state [4], in [-1, 1)."""
-        records = np.concatenate([values.view(np.uint32).ravel(), dense.ravel()])[None, :]
-        seen = kernels.digest(records, np.array([step * 1000 + rank], np.uint64))[0]
-        words = [_mix(seen, int(row), d) for row in rows for d in range(self.dim)]
+        self,
+        step: int,
+        rank: int,
+        rows: Sequence[Index],
+        values: Sequence[Floats],
+        dense: Records,
+    ) -> tuple[list[Floats], Floats]:
+        """Of the rows [n, dim] of each arena and of the dense state [4], in [-1, 1)."""
+        parts = [*(weights.view(np.uint32).ravel() for weights in values), dense.ravel()]
+        key = np.array([step * 1000 + rank], np.uint64)
+        seen = kernels.digest(np.concatenate(parts)[None, :], key)[0]
+        words = [
+            _mix(seen, arena, int(row), d)
+            for arena, index in enumerate(rows)
+            for row in index
+            for d in range(self.arenas[arena].dim)
+        ]
         words += [_mix(seen, -1, d) for d in range(4)]
         floats = (np.array(words, np.uint64) >> np.uint64(40)).astype(np.float32)
         floats = floats / np.float32(2**23) - np.float32(1)
-        return floats[:-4].reshape(len(rows), self.dim), floats[-4:]
+        *sparse, own = np.split(floats, np.cumsum([weights.size for weights in values]))
+        return [part.reshape(of.shape) for part, of in zip(sparse, values, strict=True)], own
 
 
 @lru_cache
@@ -103,8 +133,9 @@ def _layout(servers: int, k: int, r: int) -> Layout:
 
 
 @lru_cache
-def _arenas(rows: int, dim: int, optimizer: Optimizer) -> list[Arena]:
-    return make_arenas([Table("a", rows, dim)], optimizer)
+def _arenas(tables: tuple[tuple[int, int], ...], optimizer: Optimizer) -> list[Arena]:
+    named = [Table(f"table {number}", *table) for number, table in enumerate(tables)]
+    return make_arenas(named, optimizer)
 
 
 def _mix(*numbers: int) -> int:
@@ -115,6 +146,27 @@ def _mix(*numbers: int) -> int:
         h = (h ^ h >> 27) * 0x94D049BB133111EB & (2**64 - 1)
         h ^= h >> 31
     return h
+
+
+Located = Sequence[tuple[Ints32, Index]]
+"""Per arena: the places of some rows, and their record numbers there."""
+Part = TypeVar("Part", Index, Floats)
+
+
+def located(layout: Layout, arenas: Sequence[Arena], rows: Sequence[Index]) -> Located:
+    return [layout.arena(arena.rows).locate(own) for arena, own in zip(arenas, rows, strict=True)]
+
+
+def by_place(job: ToyJob, rows: Located, parts: Sequence[Part]) -> dict[int, list[Part]]:
+    """What belongs to the rows of each place, arena by arena."""
+    return {
+        place: [part[at == place] for (at, _), part in zip(rows, parts, strict=True)]
+        for place in range(job.servers)
+    }
+
+
+def joined(parts: Sequence[Floats]) -> bytes:
+    return b"".join(part.tobytes() for part in parts)
 
 
 class ToyDense:
@@ -154,10 +206,10 @@ class ToyDense:
 class Batch:
     """One trainer's part in one step of the undisturbed run: what it asks for, sees and pushes."""
 
-    ids: Mapping[int, list[Index]]  # per place, the record numbers in the one arena
+    ids: Mapping[int, list[Index]]  # per place, the record numbers in each arena
     seen: Mapping[int, bytes]  # per place, the weights that these records have then
     dense: bytes  # the state of the dense network then
-    pushes: Mapping[int, list[Floats]]  # per place
+    pushes: Mapping[int, list[Floats]]  # per place, for each arena
     dense_gradient: Floats
 
 
@@ -174,34 +226,50 @@ class Reference:
         return reference, (self.job,)  # copies of a world share it
 
 
-@lru_cache
+@lru_cache(maxsize=512)
 def reference(job: ToyJob) -> Reference:
     """The run of a job on one store, without machines, messages or faults."""
     alone = _layout(1, 1, 0)
     store = Store(job.arenas, alone, 0, job.optimizer, seed=job.seed)
     dense = ToyDense()
-    arena, spread = alone.arena(job.rows), job.layout.arena(job.rows)
     batches: dict[tuple[int, int], Batch] = {}
     for step in range(1, job.steps + 2):  # the last one only looks
         contributions, dense_gradients = [], []
         for rank in range(job.trainers):
             rows = job.rows_of(step, rank)
-            index = arena.locate(rows)[1]
-            values = store.lookup(0, index)
+            index = [there for _, there in located(alone, job.arenas, rows)]
+            values = [store.lookup(arena, there) for arena, there in enumerate(index)]
             sparse, own = job.gradients(step, rank, rows, values, dense.state)
-            places, there = spread.locate(rows)
-            at = {place: places == place for place in range(job.servers)}
+            spread = located(job.layout, job.arenas, rows)
             batches[step, rank] = Batch(
-                {place: [there[here]] for place, here in at.items()},
-                {place: values[here].tobytes() for place, here in at.items()},
+                by_place(job, spread, [there for _, there in spread]),
+                {place: joined(found) for place, found in by_place(job, spread, values).items()},
                 dense.state.tobytes(),
-                {place: [sparse[here]] for place, here in at.items()},
+                by_place(job, spread, sparse),
                 own,
             )
-            contributions.append((index, sparse))
+            contributions.append(list(zip(index, sparse, strict=True)))
             dense_gradients.append(own)
         if step > job.steps:
             break
-        store.apply(step, [contributions], job.lr(step))
+        store.apply(step, list(zip(*contributions, strict=True)), job.lr(step))
         dense.apply(step, dense_gradients, job.lr(step))
     return Reference(job, batches, store.digest(), dense.state.tobytes())
+
+
+@lru_cache(maxsize=512)
+def checkpoint(job: ToyJob) -> list[list[Records]]:
+    """Per place and arena: the records, parity too, after the step that the job starts from."""
+    stores = [
+        Store(job.arenas, job.layout, place, job.optimizer, seed=job.seed)
+        for place in range(job.servers)
+    ]
+    batches = reference(job).batches
+    for step in range(1, job.restored_at + 1):
+        ranks = [batches[step, rank] for rank in range(job.trainers)]
+        for place, store in enumerate(stores):
+            pushes = [zip(b.ids[place], b.pushes[place], strict=True) for b in ranks]
+            changes = store.apply(step, list(zip(*pushes, strict=True)), job.lr(step))
+            for holder, deltas in store.parity_deltas(changes).items():
+                stores[holder].apply_parity(place, step, deltas)
+    return [[arena.records for arena in store.arenas] for store in stores]

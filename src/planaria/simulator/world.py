@@ -87,8 +87,7 @@ class World:
         trainers = [self.name("trainer") for _ in range(job.ranks)]
         self.first_members = (servers, trainers)
         for place, member in enumerate(servers):
-            machine = self.server_class(member, job.server_job(RETRY_S), fresh_place=place)
-            self._start(member, "server", machine)
+            self._start(member, "server", self._first_server(member, place))
         for rank, member in enumerate(trainers):
             self._start(member, "trainer", self._trainer(member, rank))
         for _ in range(spares):
@@ -109,7 +108,19 @@ class World:
 
     def _trainer(self, member: Member, rank: int | None) -> TrainerMachine:
         job = self.job.trainer_job(RETRY_S)
-        return self.trainer_class(member, job, ToyDense(), fresh_rank=rank)
+        dense = ToyDense()
+        if rank is not None and self.job.restored_at:
+            self.job.restore_dense(dense)
+        return self.trainer_class(member, job, dense, fresh_rank=rank)
+
+    def _first_server(self, member: Member, place: int) -> ServerMachine:
+        at = self.job.restored_at
+        job = self.job.server_job(RETRY_S)
+        machine = self.server_class(member, job, fresh_place=place, restored_at=at or None)
+        if at:
+            assert machine.store
+            self.job.restore(machine.store)
+        return machine
 
     def _start(self, member: Member, role: str, machine: Any) -> None:
         self.processes[member] = Process(role, machine, Pulse(BEAT_S, self.now))
