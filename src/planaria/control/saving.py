@@ -259,6 +259,14 @@ class SaveMachine:
         step = self.newest()
         return f"; go on from the checkpoint of step {step} with --resume" if step else ""
 
+    def waits_for(self) -> dict[int, list[int]]:
+        """By step: the places whose parts are still to come, where some are there."""
+        return {
+            step: sorted(self._places - pending.parts.keys() - pending.problems.keys())
+            for step, pending in self._pending.items()
+            if pending.parts
+        }
+
     # ------------------------------------------------------------------ the end
 
     def close(self, now: float, *, goes_on: bool = False) -> None:
