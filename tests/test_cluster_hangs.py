@@ -22,14 +22,13 @@ from cluster_jobs import (
     processes_of,
     tiny,
     undisturbed,
-    wait_until,
 )
 
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import Exited, JobEvent
 from planaria.control.supervising import Failure
 from planaria.errors import LossError
-from planaria.wire.control import Silent, StepDone, Viewed
+from planaria.wire.control import Silent
 
 pytestmark = pytest.mark.torch
 
