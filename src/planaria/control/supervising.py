@@ -351,14 +351,9 @@ class SupervisorMachine:
                 self._start_later("server")
 
     def _on_silent(self, told: Silent) -> None:
-        what, key = (
-            ("its main loop hangs", "hang_limit_s")
-            if told.hung
-            else (
-                "it is silent",
-                "heartbeat_limit_ms",
-            )
-        )
+        what, key = "it is silent", "heartbeat_limit_ms"
+        if told.hung:
+            what, key = "its main loop hangs", "hang_limit_s"
         self._note_failure(told.member, "hung", f"{what} for {told.seconds:.1f} s (cluster.{key})")
 
     def _on_coordinator_gone(self, member: Member, child: Child, ended: Ended) -> None:
