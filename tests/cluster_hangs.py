@@ -29,7 +29,7 @@ TRY_S = 60.0
 LITTLE_S = 0.002
 
 
-def at_step(step: int, strike: Callable[[Attempt], None]) -> OnEvent:
+def at_step(step: int, strike: Callable[[Attempt], object]) -> OnEvent:
     """Once, when the job has come to a step."""
     struck: list[int] = []
 

@@ -25,8 +25,9 @@ from cluster_jobs import BeatenRun, leaving_nothing, tiny, undisturbed
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import JobEvent, Watcher
 from planaria.cluster.files import home
+from planaria.config import Config
 from planaria.errors import ClusterError, LossError
-from planaria.wire.control import HeldOut, Listening, Ready, StepDone, Working
+from planaria.wire.control import Listening, Ready, StepDone, TrainerHolds, Working
 
 pytestmark = pytest.mark.torch
 
@@ -147,14 +148,20 @@ def test_the_logs_of_a_lost_job_are_where_its_last_sentence_says() -> None:
 def test_a_process_that_can_open_or_write_no_file_is_survived_also_when_a_server_dies(
     member: str, want: Callable[[int], None]
 ) -> None:
-    """A view change makes it write its log, connect to whoever is new, or save the view."""
+    """A view change makes it write its log, connect to whoever is new, or save the view.
+
+    It may end of that, as ZeroMQ does that cannot accept a connection: then it is one more to
+    replace.
+    """
 
     def strike(processes: Attempt) -> None:
         want(pid_of(processes, member))
         processes.signal("server-1")
 
-    run = BeatenRun(tiny(*SHAPE), on_event=at_step(20, strike))
-    assert run.run()["digest"] == undisturbed()
+    run = BeatenRun(tiny(*SHAPE, "servers=4", "parity=2"), on_event=at_step(20, strike))
+    report = run.run()
+    assert report["digest"] == undisturbed()
+    print(report["failures"])
 
 
 def test_a_disk_that_is_full_for_everybody_costs_no_server() -> None:
@@ -173,21 +180,20 @@ def test_a_disk_that_is_full_for_everybody_costs_no_server() -> None:
 
 
 @pytest.mark.parametrize("and_then", ["nothing", "a server dies", "the coordinator dies"])
-def test_a_job_whose_folder_is_cleaned_out_goes_on_or_says_what_happened(
+def test_a_job_whose_folder_is_cleaned_out_ends_and_says_what_happened(
     folder: Path, and_then: str
 ) -> None:
+    """The coordinator may not speak of what it cannot save; the others go on until it must."""
+
     def strike(processes: Attempt) -> None:
         shutil.rmtree(processes.folder)
         if and_then != "nothing":
             processes.signal("server-1" if "server" in and_then else "coordinator-0")
 
     run = BeatenRun(tiny(*SHAPE), on_event=at_step(20, strike))
-    try:
-        assert run.run()["digest"] == undisturbed()
-        print(and_then, "survived")
-    except ClusterError as error:
-        print(and_then, error)
-        assert str(folder) in str(error)
+    with pytest.raises(ClusterError, match=r"somebody has removed the job's folder") as raised:
+        run.run()
+    assert str(folder) in str(raised.value)
 
 
 def test_jobs_have_their_folders_where_nobody_cleans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,70 +210,91 @@ def test_jobs_have_their_folders_where_nobody_cleans(monkeypatch: pytest.MonkeyP
 # ---------------------------------------------------------------------------- long work
 
 
-class Slowed(Watcher):
-    """Lets a process run for a tenth of the time from when it listens until it is ready."""
+PERIOD_S = 1.0
 
-    def __init__(self, member: str) -> None:
+
+class Slowed(Watcher):
+    """Lets a process run for a share of the time only, from one event to another.
+
+    limit_s: after so long it runs as it likes, or a busy machine would take for ever.
+    """
+
+    def __init__(
+        self,
+        member: str,
+        share: float,
+        limit_s: float,
+        begins: Callable[[Any], bool],
+        ends: type[Any],
+    ) -> None:
         self.member = member
-        self.slow = False
-        self.turns = 0
-        self.took_s = 0.0
-        self.told: list[int] = []
+        self.run_s = share * PERIOD_S
+        self.limit_s = limit_s
+        self.begins = begins
+        self.ends = ends
+        self.began: float | None = None
+        self.took_s: float | None = None
+        self.told: list[str] = []
 
     def on_event(self, event: JobEvent, processes: Attempt) -> None:
-        if event.member != self.member:
+        if event.member != self.member or self.took_s is not None:
             return
-        match event.what:
-            case Listening():
-                self.slow, self.took_s = True, -event.at
-            case Working():
-                self.told.append(event.what.done)
-            case Ready():
-                self.slow = False
-                self.took_s += event.at
-                processes.signal(self.member, signal.SIGCONT)
+        if self.began is None and self.begins(event.what):
+            self.began = event.at
+        if self.began is not None and isinstance(event.what, self.ends):
+            self.took_s = event.at - self.began
+            processes.signal(self.member, signal.SIGCONT)
+        if isinstance(event.what, Working):
+            self.told.append(event.what.what)
 
     def on_tick(self, now: float, processes: Attempt) -> None:
-        if self.slow:
-            self.turns += 1
-            runs = self.turns % 10 == 0
+        if self.began is not None and self.took_s is None:
+            so_far_s = now - self.began
+            runs = so_far_s % PERIOD_S < self.run_s or so_far_s > self.limit_s + 1
             processes.signal(self.member, signal.SIGCONT if runs else signal.SIGSTOP)
+
+
+def slowed_run(monkeypatch: pytest.MonkeyPatch, config: Config, slowed: Slowed) -> dict[str, Any]:
+    """The limit is what cluster.deadline_s and the patience beyond it come to."""
+    patience_s = slowed.limit_s - config.cluster.deadline_s
+    monkeypatch.setattr("planaria.control.supervising.STALL_S", patience_s)
+    monkeypatch.setattr("planaria.cluster.attempt.POLL_MS", 10)
+    run = BeatenRun(config)
+    run.job.observers.append(slowed)
+    report = run.run()
+    assert slowed.took_s is not None
+    assert slowed.took_s > slowed.limit_s  # a control: it was longer than all limits
+    assert slowed.member not in run.killed
+    return report
 
 
 def test_a_start_that_takes_longer_than_every_limit_is_waited_for_while_it_tells_of_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """26 GB per server took more than the 60 s after which it was killed."""
-    monkeypatch.setattr("planaria.control.supervising.STALL_S", 1.0)
-    monkeypatch.setattr("planaria.control.supervising.START_S", 2.0)
-    monkeypatch.setattr("planaria.cluster.attempt.POLL_MS", 20)
-    large = ("model.rows=400000", "model.dim=16", "steps=3")
-    limits = ("cluster.deadline_s=1", "cluster.heartbeat_limit_ms=500", "cluster.hang_limit_s=1")
-    slowed = Slowed("server-1")
-    run = BeatenRun(tiny("servers=3", "parity=1", *large, *limits))
-    run.job.observers.append(slowed)
-    report = run.run()
+    large = ("model.rows=600000", "model.dim=16", "steps=3")
+    config = tiny("servers=3", "parity=1", *large, "cluster.deadline_s=4", "cluster.hang_limit_s=8")
+    slowed = Slowed("server-1", 0.01, 8.0, lambda told: isinstance(told, Listening), Ready)
+    report = slowed_run(monkeypatch, config, slowed)
     assert report["digest"] == undisturbed(*large)
-    print(slowed.took_s, slowed.told)
-    assert slowed.took_s > 2.0  # a control: it was longer than all of them
-    assert slowed.told
-    assert "server-1" not in run.killed
+    assert "filling its records" in slowed.told
 
 
-def test_an_evaluation_of_many_samples_takes_longer_than_every_limit_and_finishes(
+def test_an_evaluation_that_takes_longer_than_every_limit_finishes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """4 M samples in one message, and nothing was heard while they were read and judged."""
-    monkeypatch.setattr("planaria.control.supervising.STALL_S", 0.1)
+    """4 M samples were one message, and nothing was heard while they were read and judged."""
     many = ("data.test_samples=300000", "steps=10")
-    limits = ("cluster.deadline_s=1", "cluster.hang_limit_s=1", "cluster.heartbeat_limit_ms=2000")
-    run = BeatenRun(tiny("servers=3", "parity=1", *many, *limits))
-    report = run.run()
+    config = tiny("servers=3", "parity=1", *many, "cluster.deadline_s=4", "cluster.hang_limit_s=8")
+
+    def is_last(told: Any) -> bool:
+        return isinstance(told, StepDone) and told.step == config.steps
+
+    slowed = Slowed("trainer-0", 0.1, 8.0, is_last, TrainerHolds)
+    report = slowed_run(monkeypatch, config, slowed)
     assert report["digest"] == undisturbed(*many)
     assert report["test_samples"] == 300_000
-    assert report["failures"] == []
-    times = [event.at for event in run.beating.events if isinstance(event.what, HeldOut)]
-    print(times[-1] - times[0], len(times))
+    assert "evaluating" in slowed.told
 
 
 # ---------------------------------------------------------------------------- retries

@@ -166,9 +166,13 @@ class LocalLauncher:
         _close_input(process)
         with contextlib.suppress(OSError):
             (self.files.folder / f"{member}.ipc").unlink(missing_ok=True)
-        if code < 0:
-            return Ended(code, self._name_signal(-code))
-        return Ended(code, self.log_of(member).rstrip().rpartition("\n")[2])
+        last_line = self.log_of(member).rstrip().rpartition("\n")[2]
+        if code >= 0:
+            return Ended(code, last_line)
+        reason = self._name_signal(-code)
+        if -code == signal.SIGABRT and last_line:  # libraries print why before they abort
+            reason += f": {last_line}"
+        return Ended(code, reason)
 
     def _name_signal(self, number: int) -> str:
         before, self._oom_kills = self._oom_kills, oom_kills()

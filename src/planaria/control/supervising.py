@@ -340,8 +340,10 @@ class SupervisorMachine:
                 self._start_later("server")
 
     def _on_silent(self, told: Silent) -> None:
-        what = "its main loop hangs" if told.hung else "it is silent"
-        self._note_failure(told.member, "hung", f"{what} for {told.seconds:.1f} s")
+        what, key = "it is silent", "heartbeat_limit_ms"
+        if told.hung:
+            what, key = "its main loop hangs", "hang_limit_s"
+        self._note_failure(told.member, "hung", f"{what} for {told.seconds:.1f} s (cluster.{key})")
 
     def _on_coordinator_gone(self, member: Member, child: Child, ended: Ended) -> None:
         self._note_failure(member, ended.kind, child.condemned or reason_of(ended), "coordinator")
