@@ -236,7 +236,10 @@ def _read(
 
 def _find_start(job: Config, resume: bool) -> Resumption:
     try:
-        return find_start(job, resume=resume)
+        if not resume:
+            return find_start(job, resume=False)
+        with console.status(f"reading the checkpoints in {job.checkpoint.path}"):
+            return find_start(job, resume=True)
     except ConfigError as error:
         leave(EXIT_CONFIG, "\n".join([str(error), *_other_problems(job)]))
 

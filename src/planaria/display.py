@@ -37,8 +37,8 @@ class Display:
 
     def __enter__(self) -> Display:
         if self.live:
-            self.live.start()
             self.live.update(Text(f"{self.title}: starting"))
+            self.live.start(refresh=True)
         return self
 
     def __exit__(

@@ -87,6 +87,7 @@ class Reporter(Watcher):
         self.trainers: dict[Member, TrainerHolds] = {}
         self.held_out: dict[int, dict[int, HeldOut]] = {}  # by rank and first sample
         self.curve: list[tuple[int, float]] = []
+        self._done = dict.fromkeys(range(config.trainers), start)  # by rank: its last step
         self.rolled_back_at = 0.0
         self._observe = observe
 
@@ -138,6 +139,7 @@ class Reporter(Watcher):
                 self._on_rolled_back(what, event.at)
 
     def _on_step(self, done: StepDone, at: float) -> None:
+        self._done[done.rank] = done.step
         if done.rank != 0:
             return
         progress = self.progress
@@ -221,12 +223,18 @@ class Reporter(Watcher):
             if failure.gap_ms is None:
                 failure.view_at = at  # the next step is one of the new processes
         progress.step = back.to_step
+        self._done = dict.fromkeys(self._done, back.to_step)
         progress.servers, progress.trainers, progress.rebuilding = [], [], {}
         self.curve = [point for point in self.curve if point[0] <= back.to_step]
         for ended in (self.servers, self.trainers, self.held_out):
             ended.clear()
 
     # ------------------------------------------------------------------ the report
+
+    @property
+    def steps_done(self) -> int:
+        """By all trainers: one may have computed its share of a step that never came about."""
+        return min(self._done.values())
 
     def result(self) -> dict[str, Any]:
         """Of a job that was done: the digest of its model, and how good it is."""

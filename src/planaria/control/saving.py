@@ -20,6 +20,7 @@ from planaria.wire.control import Base, PartFailed, PartSaved, SavedRows
 LONGEST_CHAIN = 64  # checkpoints that one may need
 PRIORITY_CHAIN = 4.0  # priority saves write so many times the model before all of it is saved again
 TRIES = 3  # to save the current step before the job is left
+FURTHER = 4  # times as far ahead with each of them
 BEST_FIRST: tuple[SavedRows, ...] = ("all", "changed", "interval", "priority")
 
 
@@ -156,7 +157,8 @@ class SaveMachine:
         if self.save_all:
             return
         if self._tries:
-            if (step := self._ahead.next(now)) is not None:
+            margin = FURTHER ** (TRIES - self._tries)
+            if (step := self._ahead.next(now, margin)) is not None:
                 self.save_at = min(step, self.config.steps)
                 self.save_all = True
         elif self.pace and (wanted := self.pace.next(now)) is not None:

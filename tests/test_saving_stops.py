@@ -1,0 +1,59 @@
+"""Saving when a job is to end, without any process: as often as promised, and never for ever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from test_saving import config, pass_on, saved_by_all
+
+from planaria.control.saving import TRIES, Publish, SaveMachine
+from planaria.wire.control import PartFailed
+
+
+def told_too_late(saves: SaveMachine, step: int, now: float) -> None:
+    for place in (-1, 0, 1, 2):
+        failed = PartFailed(step=step, place=place, why="it was told too late", late=True)
+        saves.on_part_failed(failed, now)
+
+
+def test_the_current_step_is_tried_some_times_each_further_ahead(tmp_path: Path) -> None:
+    saves, now, ahead = SaveMachine(config(tmp_path), 0, 0.0), 0.0, []
+    saves.save_now()
+    for step in range(1, 100):
+        now += 0.1
+        saves.on_step(step, now)
+        saves.tick(now)
+        if saves.save_all and saves.saved_now is None:
+            ahead.append(saves.save_at - step)
+            told_too_late(saves, saves.save_at, now)
+    assert len(ahead) == TRIES
+    assert ahead == sorted({*ahead})
+    assert saves.saved_now is False  # so that nobody waits for another
+
+
+def test_a_step_that_is_the_last_possible_one_is_not_tried_at_another(tmp_path: Path) -> None:
+    saves = SaveMachine(config(tmp_path, "checkpoint.every_s=1", "checkpoint.every_steps=0"), 0, 0)
+    for step in range(1, 10):
+        saves.on_step(step, step / 10)
+    saves.save_now(9)
+    for now in (1.0, 2.0, 3.0):  # a save that is due by the clock does not come between
+        saves.tick(now)
+        assert (saves.save_at, saves.saved_now) == (9, None)
+    told_too_late(saves, 9, 3.0)
+    saves.tick(4.0)
+    assert (saves.save_at, saves.saved_now) == (9, False)
+
+
+def test_what_the_disk_never_publishes_is_reported_as_not_saved(tmp_path: Path) -> None:
+    job = config(tmp_path)
+    saves = SaveMachine(job, 0, 0.0)
+    for one in saved_by_all(job, 5).told:
+        pass_on(saves, one)
+    (work,) = saves.take_work()
+    assert isinstance(work, Publish)
+    assert saves.busy
+    saves.give_up_publishing("the disk does not answer")
+    assert not saves.busy
+    assert saves.published == [{"step": 5, "failed": "the disk does not answer"}]
+    saves.on_published(5, 1.0)  # too late: it was said that it does not count
+    assert saves.newest() == 0
