@@ -5,6 +5,7 @@ Started by the supervisor, never by hand. ROLE `nursery` has no member; see clus
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -37,9 +38,13 @@ def supervisor_is_gone() -> bool:
     return bool(standard_input.poll(0))
 
 
-def _end(code: int) -> NoReturn:
-    """At once: the heart has stopped, and who is slow to leave is taken for a failure."""
-    sys.stderr.flush()
+def _end(code: int, last_words: str) -> NoReturn:
+    """At once: the heart has stopped, and who is slow to leave is taken for a failure.
+
+    Its last words may find no room on the disk, which must not keep it from leaving.
+    """
+    with contextlib.suppress(OSError):
+        print(last_words, file=sys.stderr, flush=True)
     os._exit(code)
 
 
@@ -84,11 +89,9 @@ def work(role: str, files: JobFiles, member: Member, number: int | None) -> int:
 
             reason = TrainerNode(files, member, number).run()
     except (DataError, CheckpointError) as error:  # nothing that a traceback would explain
-        print(error, file=sys.stderr)
-        _end(EXIT_REFUSED)
+        _end(EXIT_REFUSED, str(error))
     except Exception:
-        traceback.print_exc()
-        _end(EXIT_FAILED)
+        _end(EXIT_FAILED, traceback.format_exc())
     return EXIT_FENCED if reason == FENCED else 0
 
 

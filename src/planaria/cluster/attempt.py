@@ -6,6 +6,7 @@ carries messages, signals and files between them and the world, and tells observ
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Sequence
@@ -162,8 +163,11 @@ class Attempt:
 
     def run(self) -> Verdict:
         """Until the processes have ended well, or cannot go on."""
-        while self.machine.verdict is None or self._still_saving():
-            self._turn()
+        try:
+            while self.machine.verdict is None or self._still_saving():
+                self._turn()
+        except OSError as error:  # of this process: others' are theirs
+            return Verdict(f"the supervisor could not go on: {error}")
         return self.machine.verdict
 
     def leave(self, why: str) -> None:
@@ -261,8 +265,9 @@ class Attempt:
         self.machine.receive(member, what, now)
         match what:
             case Listening() if member == self.machine.coordinator:
-                address = self.files.folder / "coordinator.address"
-                write_atomically(address, what.address.encode())
+                with contextlib.suppress(OSError):  # for whoever looks from outside
+                    address = self.files.folder / "coordinator.address"
+                    write_atomically(address, what.address.encode())
             case Ready() if what.fingerprint is not None:
                 self._compare(member, what.fingerprint)
             case StepDone():

@@ -7,6 +7,7 @@ orphans, however the supervisor ended. Whatever a process prints is in its log.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -180,5 +181,6 @@ def _can_wait(envelope: Envelope) -> bool:
 
 
 def log(line: str) -> None:
-    """Standard error is the process's log."""
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+    """Standard error is the process's log. A disk without room for a line is no reason to end."""
+    with contextlib.suppress(OSError):
+        print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
