@@ -191,4 +191,4 @@ def _seconds(kind: str, draw: random.Random) -> float:
     if kind == "stop":
         longest = draw.choices([4.0, 15.0, 90.0], [7, 2, 1])[0]
         return draw.uniform(1.0, longest)
-    return draw.uniform(1.0, 12.0 if kind == "hang" else 8.0)
+    return draw.uniform(1.0, 16.0 if kind == "hang" else 8.0)
