@@ -46,13 +46,14 @@ MODEL = (
     "checkpoint.stall_s=30",
 )
 SHAPES = (
-    ("strategy=erasure", "servers=4", "parity=1", "checkpoint.every_steps=100"),
+    ("strategy=erasure", "servers=4", "parity=1", "checkpoint.every_steps=20"),
     ("strategy=none", "servers=2", "checkpoint.every_s=1"),
     ("strategy=erasure", "servers=5", "parity=2", "cluster.transport=tcp", "checkpoint.every_s=1"),
-    ("strategy=checkpoint", "servers=3", "checkpoint.every_steps=100"),
+    ("strategy=checkpoint", "servers=3", "checkpoint.every_steps=20"),
 )
 POLICIES = ("full", "intermittent", "consecutive")
 LIMIT_S = 300.0  # after the last fault is over
+NO_SAVE_S = 20.0  # after which a fault does not wait for another checkpoint
 GONE_S = 15.0  # how long the processes of a job may take to leave when the supervisor has ended
 LOOK_S = 0.02
 EXIT_NOTHING_SAVED = 2
@@ -153,16 +154,16 @@ class Storm:
         killed = False
         with self._start(options) as job:
             wait_until(lambda: bool(processes_of(self.home)) or job.poll() is not None, LIMIT_S)
-            next_at = self._quiet_since = time.monotonic()
-            next_at += self.faults[0].delay_s if self.faults else 0.0
+            since, saved = time.monotonic(), self._newest()
+            self._quiet_since = since
             while job.poll() is None:
                 now = time.monotonic()
                 self._undo_due(now)
-                if self.faults and now >= next_at:
+                if self.faults and self._is_due(self.faults[0], now - since, saved):
                     hit = self._deal(self.faults.pop(0), job.pid)
                     dealt += hit
                     killed |= any(d.fault.kind == "kill" and d.name == SUPERVISOR for d in hit)
-                    next_at = now + (self.faults[0].delay_s if self.faults else 0.0)
+                    since, saved = now, self._newest()
                 if self.faults or self._undo:
                     self._quiet_since = now
                 elif now - self._quiet_since > LIMIT_S:
@@ -174,6 +175,11 @@ class Storm:
         self._say(f"run {self._run} {' '.join(options)} ended with code {job.returncode}")
         self._end_of_run()
         return dealt, job.returncode, killed
+
+    def _is_due(self, fault: Fault, waited_s: float, saved: int) -> bool:
+        """saved: the newest checkpoint at the fault before."""
+        moved = self._newest() > saved or waited_s > NO_SAVE_S
+        return waited_s >= fault.delay_s and (moved or not fault.after_save)
 
     def _start(self, options: Sequence[str]) -> subprocess.Popen[bytes]:
         sets = [f"--set={pair}" for pair in self.shape]
@@ -221,7 +227,12 @@ class Storm:
     # ------------------------------------------------------------------ judging
 
     def _saved(self) -> bool:
-        return any(self.saves.glob("*/MANIFEST.json"))
+        return self._newest() > 0
+
+    def _newest(self) -> int:
+        """The step of the newest checkpoint; 0 if there is none."""
+        found = self.saves.glob("step-*/MANIFEST.json")
+        return max((int(path.parent.name[5:]) for path in found), default=0)
 
     def _judge_end(self, digest: str) -> None:
         found = json.loads((self.folder / "report.json").read_text())["digest"]
@@ -300,6 +311,7 @@ class Campaign:
     faults: int
     steps: int
     keep: bool = False  # the folders of jobs that went wrong
+    story: bool = False  # whether all that was done is told of every job
 
     def shape(self, number: int) -> tuple[str, ...]:
         policy = POLICIES[number // len(SHAPES) % len(POLICIES)]
@@ -325,6 +337,8 @@ class Campaign:
         )
         for sentence in outcome.sentences:
             print(f"    {sentence}", flush=True)
+        if self.story and not outcome.wrong:
+            print("\n".join(storm.story), flush=True)
         if outcome.wrong:
             print(f"seed {self.seed}, job {number}:\n{storm.tell_everything()}", flush=True)
         if not (outcome.wrong and self.keep):
@@ -353,8 +367,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--keep", action="store_true", help="folders of jobs that went wrong")
+    parser.add_argument("--story", action="store_true", help="tell of every job what was done")
     given = parser.parse_args()
-    campaign = Campaign(given.seed, given.faults, given.steps, given.keep)
+    campaign = Campaign(given.seed, given.faults, given.steps, given.keep, given.story)
     outcomes = [campaign.run(given.first + number) for number in range(given.jobs)]
     print(closing_line(outcomes), flush=True)
     return int(any(one.wrong for one in outcomes))

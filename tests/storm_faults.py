@@ -31,13 +31,14 @@ Undo = Callable[[], None]
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault as it was drawn: what, to whom, for how long, and how long after the one before."""
+    """One fault as it was drawn: what, to whom, for how long, and when."""
 
     kind: str
     role: str
     pick: float  # which one of that role, from 0 to 1
     seconds: float
-    delay_s: float
+    delay_s: float  # after the one before, or the start
+    after_save: bool  # and after another checkpoint, so that faults do not hit a start alone
 
     def __str__(self) -> str:
         return f"{self.kind} {self.seconds:.1f} s" if self.seconds else self.kind
@@ -179,9 +180,10 @@ WHO = {"server": 8, "trainer": 4, "coordinator": 4, SUPERVISOR: 3, "nursery": 1}
 def draw_fault(draw: random.Random) -> Fault:
     kind = draw.choices(list(HOW_OFTEN), list(HOW_OFTEN.values()))[0]
     role = draw.choices(list(WHO), list(WHO.values()))[0]
-    hasty = draw.random() < 0.3  # while the one before is being made good
-    delay_s = draw.uniform(0.0, 0.5) if hasty else draw.uniform(0.5, 3.5)
-    return Fault(kind, role, draw.random(), _seconds(kind, draw), delay_s)
+    after_save = draw.random() < 0.6
+    # The others come while the one before is being made good.
+    delay_s = draw.uniform(0.0, 0.5) if after_save else draw.uniform(0.0, 3.0)
+    return Fault(kind, role, draw.random(), _seconds(kind, draw), delay_s, after_save)
 
 
 def _seconds(kind: str, draw: random.Random) -> float:
