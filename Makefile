@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 BENCH_INSTALLED := .venv/.installed-bench
 
-.PHONY: train test check format bench sanitize kills clean
+.PHONY: train test check format bench sanitize kills storm clean
 
 train: $(INSTALLED)
 	$(BIN)/planaria train --kill server:2@200
@@ -17,6 +17,10 @@ test: $(INSTALLED)
 # kill -9 of everything, fifty times; `make test` does it twice.
 kills: $(INSTALLED)
 	PLANARIA_KILLS=50 $(BIN)/python -m pytest -s tests/test_cluster_kills.py
+
+# Twenty random faults to any process, in fifty jobs; `make test` does a small one.
+storm: $(INSTALLED)
+	$(BIN)/python tests/storm.py --jobs 50 --faults 20
 
 check: $(INSTALLED)
 	$(BIN)/clang-format --dry-run --Werror native/*

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
@@ -23,6 +23,7 @@ from planaria.cluster.scrub import running_jobs
 from planaria.cluster.scrub import scrub as scrub_job
 from planaria.comparing.command import compare_command
 from planaria.config import CheckpointConfig, Config
+from planaria.control.saving import newest_of, way_back
 from planaria.display import Display, show_report
 from planaria.errors import (
     ClusterError,
@@ -119,12 +120,21 @@ def train(
     start = _find_start(job, resume)
     found = _run("training", job, schedule, report, start)
     show_report(console, found)
+<<<<<<< HEAD
     _write(report, found)
     if job.saves_last_step and start.step < job.steps:
         saves = [save for save in found["checkpoints"] if save["step"] == job.steps]
         if all("failed" in save for save in saves):
             why = saves[-1]["failed"] if saves else "nobody told of it"
             leave(EXIT_FAILED, f"the trained model was not saved: {why}")
+=======
+    back = way_back(newest_of(found["checkpoints"], start.step))
+    if unwritten := _write(report, found):
+        leave(EXIT_FAILED, f"the run is done, but {unwritten}{back}")
+    for save in found["checkpoints"]:
+        if save["step"] == job.steps and "failed" in save and job.saves_last_step:
+            leave(EXIT_FAILED, f"the trained model was not saved: {save['failed']}{back}")
+>>>>>>> storm
 
 
 @app.command()
@@ -158,7 +168,8 @@ def drill(
     show_report(console, disturbed)
     console.print(f"digest undisturbed  {undisturbed['digest']}")
     console.print(f"digest disturbed    {disturbed['digest']}")
-    _write(report, {"undisturbed": undisturbed, "disturbed": disturbed})
+    if unwritten := _write(report, {"undisturbed": undisturbed, "disturbed": disturbed}):
+        leave(EXIT_FAILED, f"the runs are done, but {unwritten}")
     if undisturbed["digest"] != disturbed["digest"]:
         leave(EXIT_FAILED, "the digests differ: something was lost. Please report this.")
     console.print("[green]equal: not one bit was lost[/green]")
@@ -270,13 +281,23 @@ def _run(
             return run.run()
     except (KeyboardInterrupt, Interrupted) as why:
         sentence = str(why) or f"{INTERRUPTED}; all processes were stopped{run.saves.way_back()}"
+<<<<<<< HEAD
         _write(report, run.report_failure(ClusterError(sentence)))
         leave(EXIT_INTERRUPTED, sentence)
     except (ConfigError, LeaseHeld) as error:  # no room on this machine, or another's folder
+=======
+        _leave(EXIT_INTERRUPTED, ClusterError(sentence), run, report)
+    except ConfigError as error:  # what the machine does not have room for
+>>>>>>> storm
         leave(EXIT_CONFIG, str(error))
     except PlanariaError as error:
-        _write(report, run.report_failure(error))
-        leave(EXIT_LOST if isinstance(error, LossError) else EXIT_FAILED, str(error))
+        _leave(EXIT_LOST if isinstance(error, LossError) else EXIT_FAILED, error, run, report)
+
+
+def _leave(code: int, error: PlanariaError, run: JobRun, report: Path | None) -> NoReturn:
+    """With a report of how far it came; why the job has ended matters more than that report."""
+    unwritten = _write(report, run.report_failure(error))
+    leave(code, f"{error}; {unwritten}" if unwritten else str(error))
 
 
 def _check_report(path: Path | None) -> None:
@@ -289,9 +310,10 @@ def _check_report(path: Path | None) -> None:
         leave(EXIT_CONFIG, f"--report: the folder of {path} does not exist")
 
 
-def _write(path: Path | None, report: dict[str, Any]) -> None:
+def _write(path: Path | None, report: dict[str, Any]) -> str:
+    """Why it could not be written; "" if it was, or if nobody wants it."""
     if path is None:
-        return
+        return ""
     content = msgspec.json.format(msgspec.json.encode(report)) + b"\n"
     try:
         if path.exists() and not path.is_file():
@@ -299,7 +321,8 @@ def _write(path: Path | None, report: dict[str, Any]) -> None:
         else:
             write_atomically(path.resolve(), content)
     except OSError as error:
-        leave(EXIT_FAILED, f"the run is done, but its report could not be written: {error}")
+        return f"its report could not be written: {error}"
+    return ""
 
 
 def main() -> None:

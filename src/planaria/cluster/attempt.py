@@ -6,6 +6,7 @@ carries messages, signals and files between them and the world, and tells observ
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from planaria.cluster.node import limits_of
 from planaria.cluster.transport import Transport
 from planaria.config import Config
 from planaria.control.losses import Losses
-from planaria.control.saving import SaveMachine
+from planaria.control.saving import SaveMachine, named
 from planaria.control.supervising import (
     Failure,
     Kill,
@@ -163,8 +164,16 @@ class Attempt:
 
     def run(self) -> Verdict:
         """Until the processes have ended well, or cannot go on."""
+<<<<<<< HEAD
         while self.machine.verdict is None:
             self._turn()
+=======
+        try:
+            while self.machine.verdict is None or self._still_saving():
+                self._turn()
+        except OSError as error:  # of this process: others' are theirs
+            return Verdict(f"the supervisor could not go on: {error}")
+>>>>>>> storm
         return self.machine.verdict
 
     def leave(self, why: str) -> None:
@@ -258,7 +267,13 @@ class Attempt:
         self.machine.receive(member, what, now)
         match what:
             case Listening() if member == self.machine.coordinator:
+<<<<<<< HEAD
                 self._publish_coordinator(what.address)
+=======
+                with contextlib.suppress(OSError):  # for whoever looks from outside
+                    address = self.files.folder / "coordinator.address"
+                    write_atomically(address, what.address.encode())
+>>>>>>> storm
             case Ready() if what.fingerprint is not None:
                 self._compare(member, what.fingerprint)
             case StepDone():
@@ -336,9 +351,9 @@ class Attempt:
         saved = self.saves.saved_now
         if saved is None and now < self._leave_by:
             return
-        said = (
-            f"step {self.saves.save_at} was saved first"
-            if saved
-            else "the current step could not be saved"
-        )
+        said = f"step {self.saves.save_at} was saved first"
+        if not saved:
+            lacking = self.saves.waits_for().get(self.saves.save_at, [])
+            part = f", for want of the part of {', '.join(map(named, lacking))}" if lacking else ""
+            said = f"the current step could not be saved{part}"
         self.machine.verdict = Verdict(f"{self._leaving}; {said}")

@@ -199,11 +199,19 @@ class JobFiles:
 
 
 def forget_old(jobs: Path) -> None:
-    """Removes the folders of jobs that have ended, but for the newest."""
+    """Removes the folders of jobs that have ended, but for the logs of the newest.
+
+    Keys, sockets and states are left there where a supervisor and its coordinator, which would have
+    cleaned up for it, were killed together. A folder without a supervisor's file may be one that is
+    being made.
+    """
     ended = [folder for folder in jobs.iterdir() if not JobFiles(folder).running()]
     by_age = sorted(ended, key=lambda folder: folder.stat().st_mtime, reverse=True)
-    for folder in by_age[JOBS_KEPT:]:
-        JobFiles(folder).remove()
+    for number, folder in enumerate(by_age):
+        if number >= JOBS_KEPT:
+            JobFiles(folder).remove()
+        elif (folder / "supervisor").exists():
+            JobFiles(folder).remove(keep_logs=True)
 
 
 def _born(pid: int) -> str:

@@ -104,12 +104,22 @@ class LocalLauncher:
                     start_new_session=True,  # Ctrl-C reaches the supervisor alone
                 )
         except OSError as error:
-            self._failed.append((member, Ended(1, f"it could not be started: {error}")))
+            self._not_started(member, error)
             return
         self._keep(role, member, handle)
 
+    def _not_started(self, member: Member, error: OSError) -> None:
+        self._failed.append((member, Ended(1, f"it could not be started: {error}")))
+
     def _keep(self, role: str, member: Member, handle: subprocess.Popen[bytes] | Forked) -> None:
-        descriptor = os.pidfd_open(handle.pid)
+        try:
+            descriptor = os.pidfd_open(handle.pid)
+        except OSError as error:  # nobody could tell of its end
+            handle.kill()
+            handle.wait()
+            _close_input(handle)
+            self._not_started(member, error)
+            return
         self.processes[member] = Process(role, handle, descriptor)
         self._by_descriptor[descriptor] = member
         self._epoll.register(descriptor, select.EPOLLIN)
@@ -163,7 +173,7 @@ class LocalLauncher:
         self._epoll.unregister(process.descriptor)
         os.close(process.descriptor)
         code = process.handle.wait()
-        _close_input(process)
+        _close_input(process.handle)
         with contextlib.suppress(OSError):
             (self.files.folder / f"{member}.ipc").unlink(missing_ok=True)
         last_line = self.log_of(member).rstrip().rpartition("\n")[2]
@@ -192,7 +202,7 @@ class LocalLauncher:
     def close(self) -> None:
         """Ends every process, politely first."""
         for process in self.processes.values():
-            _close_input(process)
+            _close_input(process.handle)
         self._unborn.clear()
         self.close_nursery()
         deadline = time.monotonic() + STOP_S
@@ -207,10 +217,10 @@ class LocalLauncher:
         self._epoll.close()
 
 
-def _close_input(process: Process) -> None:
-    if process.handle.stdin is not None:
+def _close_input(handle: subprocess.Popen[bytes] | Forked) -> None:
+    if handle.stdin is not None:
         with contextlib.suppress(BrokenPipeError):
-            process.handle.stdin.close()
+            handle.stdin.close()
 
 
 def oom_kills() -> int:

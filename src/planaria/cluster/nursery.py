@@ -100,9 +100,13 @@ class Nursery:
     def ready(self) -> bool:
         """Whether a trainer can be forked by now."""
         if not self._ready:
-            with contextlib.suppress(BlockingIOError):
+            try:
                 said = self._socket.recv(64, socket.MSG_DONTWAIT)
                 self._ready, self._broken = said == READY, said != READY
+            except BlockingIOError:
+                pass
+            except OSError:  # the connection was cut
+                self._broken = True
         return self._ready
 
     def gone(self) -> bool:
@@ -112,7 +116,11 @@ class Nursery:
 
     def fork(self, trainer: Trainer, log: Path) -> Forked | None:
         """A new trainer; None if there is no nursery any more. It must be ready."""
-        orders, stdin = os.pipe()
+        try:
+            orders, stdin = os.pipe()
+        except OSError:  # out of descriptors
+            self._broken = True
+            return None
         lifeline = os.fdopen(stdin, "wb", buffering=0)
         pid = None
         try:

@@ -29,7 +29,7 @@ from planaria.control.losses import Losses
 from planaria.control.rolling_back import RollBackMachine
 from planaria.control.saving import SaveMachine
 from planaria.data import CriteoFile
-from planaria.errors import ClusterError, DataError, Interrupted, LossError
+from planaria.errors import CheckpointError, ClusterError, DataError, Interrupted, LossError
 from planaria.exactness import Fingerprint
 from planaria.schedule import Fault
 from planaria.strategies import CHECKPOINT
@@ -193,7 +193,7 @@ class JobRun:
             owner = f"process {os.getpid()} on {socket.gethostname()}"
             lease = Lease(self.config.checkpoint.path, self.job, owner=owner)
             lease.acquire(time.monotonic())
-            stack.callback(lease.release)
+            stack.callback(_give_back, lease)
             archive = Archive(self.config, self.job, lease)
             stack.callback(archive.close)
             yield archive
@@ -234,6 +234,12 @@ class JobRun:
             "reloads": self.losses.reloads,
             "checkpoints": self.saves.published,
         }
+
+
+def _give_back(lease: Lease) -> None:
+    """What cannot be given back is taken over, for this process ends: no failure of the job."""
+    with contextlib.suppress(CheckpointError):
+        lease.release()
 
 
 class _Interrupts:

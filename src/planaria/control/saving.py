@@ -253,13 +253,11 @@ class SaveMachine:
 
     def newest(self) -> int:
         """The step of the newest checkpoint that can be gone on from; 0 if there is none."""
-        whole = [int(one["step"]) for one in self.published if "failed" not in one]
-        return max([self.start, *whole])
+        return newest_of(self.published, self.start)
 
     def way_back(self) -> str:
         """The end of a sentence that says what was lost."""
-        step = self.newest()
-        return f"; go on from the checkpoint of step {step} with --resume" if step else ""
+        return way_back(self.newest())
 
     def waits_for(self) -> dict[int, list[int]]:
         """By step: the places whose parts are still to come, where some are there."""
@@ -399,6 +397,16 @@ class SaveMachine:
 def _best(pending: Pending) -> SavedRows:
     """What all parts together have at least."""
     return max((saved.rows for saved in pending.parts.values()), key=BEST_FIRST.index)
+
+
+def newest_of(published: Sequence[dict[str, Any]], start: int) -> int:
+    """Of what a report says of checkpoints: the step of the newest that is whole."""
+    return max([start, *(int(one["step"]) for one in published if "failed" not in one)])
+
+
+def way_back(step: int) -> str:
+    """The end of a sentence that says what was lost; step: of the newest checkpoint, 0 if none."""
+    return f"; go on from the checkpoint of step {step} with --resume" if step else ""
 
 
 def named(place: int) -> str:

@@ -1,0 +1,149 @@
+"""A full disk and a lack of descriptors: what a process cannot write or open does not end the job,
+and does not hide why it ended. A storm (tests/storm.py) found all of these.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from planaria.checkpoints import Lease
+from planaria.cli import app
+from planaria.cluster import files as job_files
+from planaria.cluster.attempt import Attempt
+from planaria.cluster.files import JobFiles
+from planaria.cluster.launcher import LocalLauncher
+from planaria.cluster.run import JobRun, _give_back
+from planaria.config import Config
+from planaria.control.supervising import SupervisorMachine
+from planaria.errors import CheckpointError, LossError
+
+FULL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def ends_with(program: str, log: Path) -> int:
+    """The exit code of a program whose standard error is a file on a full disk."""
+    with log.open("wb") as file:
+        return subprocess.run([sys.executable, "-c", FULL_DISK + program], stderr=file).returncode
+
+
+def test_a_line_that_its_log_has_no_room_for_ends_no_process(tmp_path: Path) -> None:
+    """A server wrote a line at every view; on a full disk that was the end of all servers."""
+    program = "from planaria.cluster.node import log; log('view 2'); import os; os._exit(0)"
+    assert ends_with(program, tmp_path / "log") == 0
+
+
+def test_last_words_that_find_no_room_keep_nobody_from_leaving(tmp_path: Path) -> None:
+    """The exception while its traceback was printed took the way through the interpreter's end,
+    where a process that still beats may wait for its sockets.
+    """
+    program = "from planaria.cluster.__main__ import _end; _end(7, 'no such file')"
+    assert ends_with(program, tmp_path / "log") == 7
+
+
+def test_what_killed_processes_left_is_removed_by_the_next_job_but_for_their_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor and its coordinator, which cleans up for it, were killed within 0.2 s: keys and
+    sockets stayed until twenty more jobs had run.
+    """
+    monkeypatch.setenv("PLANARIA_HOME", str(tmp_path))
+    left, running = JobFiles.fresh(), JobFiles.fresh()
+    for one in (left, running):
+        one.create(Config(), job_files.Beginning("ab" * 16))
+        one.log("server-0").write_text("killed\n")
+    (left.folder / "supervisor").write_text("1 0")  # there is a process 1, but it is another
+    being_made = JobFiles.fresh()  # nothing is in it yet
+    JobFiles.fresh()
+    assert [path.name for path in left.folder.iterdir()] == ["logs"]
+    assert left.log("server-0").exists()
+    assert (running.folder / "keys").exists()
+    assert being_made.folder.exists()
+
+
+def test_a_process_whose_end_nobody_could_see_is_one_that_could_not_be_started(
+    tmp_path: Path,
+) -> None:
+    """The supervisor ran out of descriptors between starting a process and watching it, and ended
+    with a traceback.
+    """
+    (tmp_path / "logs").mkdir()
+    launcher = LocalLauncher(Config(), JobFiles(tmp_path))
+    child = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE)
+    with no_descriptors():
+        launcher._keep("server", "server-9", child)
+    assert child.returncode == -signal.SIGKILL
+    ((member, ended),) = launcher.ended()
+    assert member == "server-9"
+    assert "could not be started" in ended.last_words
+    assert "Too many open files" in ended.last_words
+
+
+def test_an_error_of_the_supervisor_itself_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = object.__new__(Attempt)
+    attempt.machine = SupervisorMachine(Config(), 0, 0.0)
+
+    def turn() -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(attempt, "_turn", turn)
+    verdict = attempt.run()
+    assert not verdict.lost
+    assert verdict.sentence == ("the supervisor could not go on: [Errno 24] Too many open files")
+
+
+def test_a_lease_that_cannot_be_given_back_does_not_spoil_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job was done, and ended with an error about LEASE.json."""
+    lease = Lease(tmp_path, "ab" * 16, owner="me")
+    lease.acquire(0.0)
+
+    def refuse(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(type(lease._root), "remove_if", refuse)
+    with pytest.raises(CheckpointError):
+        lease.release()
+    again = Lease(tmp_path / "other", "ab" * 16, owner="me")
+    again.acquire(0.0)
+    _give_back(again)
+
+
+def test_a_report_that_cannot_be_written_does_not_hide_why_the_job_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that was lost on a full disk said that the run was done, but for its report."""
+
+    def lose(self: JobRun) -> None:
+        raise LossError("server:1 was lost; go on from the checkpoint of step 20 with --resume")
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(JobRun, "run", lose)
+    monkeypatch.setattr("planaria.cli.write_atomically", refuse)
+    result = CliRunner().invoke(app, ["train", "--report", str(tmp_path / "report.json")])
+    assert result.exit_code == 3
+    assert result.stderr == (
+        "error: server:1 was lost; go on from the checkpoint of step 20 with --resume; its report "
+        "could not be written: [Errno 28] No space left on device\n"
+    )
