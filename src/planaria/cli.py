@@ -120,21 +120,14 @@ def train(
     start = _find_start(job, resume)
     found = _run("training", job, schedule, report, start)
     show_report(console, found)
-<<<<<<< HEAD
-    _write(report, found)
+    back = way_back(newest_of(found["checkpoints"], start.step))
+    if unwritten := _write(report, found):
+        leave(EXIT_FAILED, f"the run is done, but {unwritten}{back}")
     if job.saves_last_step and start.step < job.steps:
         saves = [save for save in found["checkpoints"] if save["step"] == job.steps]
         if all("failed" in save for save in saves):
             why = saves[-1]["failed"] if saves else "nobody told of it"
-            leave(EXIT_FAILED, f"the trained model was not saved: {why}")
-=======
-    back = way_back(newest_of(found["checkpoints"], start.step))
-    if unwritten := _write(report, found):
-        leave(EXIT_FAILED, f"the run is done, but {unwritten}{back}")
-    for save in found["checkpoints"]:
-        if save["step"] == job.steps and "failed" in save and job.saves_last_step:
-            leave(EXIT_FAILED, f"the trained model was not saved: {save['failed']}{back}")
->>>>>>> storm
+            leave(EXIT_FAILED, f"the trained model was not saved: {why}{back}")
 
 
 @app.command()
@@ -281,14 +274,8 @@ def _run(
             return run.run()
     except (KeyboardInterrupt, Interrupted) as why:
         sentence = str(why) or f"{INTERRUPTED}; all processes were stopped{run.saves.way_back()}"
-<<<<<<< HEAD
-        _write(report, run.report_failure(ClusterError(sentence)))
-        leave(EXIT_INTERRUPTED, sentence)
-    except (ConfigError, LeaseHeld) as error:  # no room on this machine, or another's folder
-=======
         _leave(EXIT_INTERRUPTED, ClusterError(sentence), run, report)
-    except ConfigError as error:  # what the machine does not have room for
->>>>>>> storm
+    except (ConfigError, LeaseHeld) as error:  # no room on this machine, or another's folder
         leave(EXIT_CONFIG, str(error))
     except PlanariaError as error:
         _leave(EXIT_LOST if isinstance(error, LossError) else EXIT_FAILED, error, run, report)

@@ -39,16 +39,11 @@ def supervisor_is_gone() -> bool:
 
 
 def _end(code: int, last_words: str) -> NoReturn:
-<<<<<<< HEAD
-    """At once: the heart has stopped, and who is slow to leave is taken for a failure."""
-    with contextlib.suppress(OSError):  # the disk may be full
-=======
     """At once: the heart has stopped, and who is slow to leave is taken for a failure.
 
     Its last words may find no room on the disk, which must not keep it from leaving.
     """
     with contextlib.suppress(OSError):
->>>>>>> storm
         print(last_words, file=sys.stderr, flush=True)
     os._exit(code)
 
@@ -96,11 +91,7 @@ def work(role: str, files: JobFiles, member: Member, number: int | None) -> int:
     except (DataError, CheckpointError) as error:  # nothing that a traceback would explain
         _end(EXIT_REFUSED, str(error))
     except Exception:
-<<<<<<< HEAD
         _end(EXIT_FAILED, traceback.format_exc().rstrip())
-=======
-        _end(EXIT_FAILED, traceback.format_exc())
->>>>>>> storm
     return EXIT_FENCED if reason == FENCED else 0
 
 

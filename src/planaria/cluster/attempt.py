@@ -6,7 +6,6 @@ carries messages, signals and files between them and the world, and tells observ
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from collections.abc import Sequence
@@ -164,16 +163,11 @@ class Attempt:
 
     def run(self) -> Verdict:
         """Until the processes have ended well, or cannot go on."""
-<<<<<<< HEAD
-        while self.machine.verdict is None:
-            self._turn()
-=======
         try:
-            while self.machine.verdict is None or self._still_saving():
+            while self.machine.verdict is None:
                 self._turn()
         except OSError as error:  # of this process: others' are theirs
             return Verdict(f"the supervisor could not go on: {error}")
->>>>>>> storm
         return self.machine.verdict
 
     def leave(self, why: str) -> None:
@@ -267,13 +261,7 @@ class Attempt:
         self.machine.receive(member, what, now)
         match what:
             case Listening() if member == self.machine.coordinator:
-<<<<<<< HEAD
                 self._publish_coordinator(what.address)
-=======
-                with contextlib.suppress(OSError):  # for whoever looks from outside
-                    address = self.files.folder / "coordinator.address"
-                    write_atomically(address, what.address.encode())
->>>>>>> storm
             case Ready() if what.fingerprint is not None:
                 self._compare(member, what.fingerprint)
             case StepDone():

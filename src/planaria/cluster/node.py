@@ -178,10 +178,6 @@ def _can_wait(envelope: Envelope) -> bool:
 
 
 def log(line: str) -> None:
-<<<<<<< HEAD
     """Standard error is the process's log. A disk that is full costs a line, not a process."""
-=======
-    """Standard error is the process's log. A disk without room for a line is no reason to end."""
->>>>>>> storm
     with contextlib.suppress(OSError):
         print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
