@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from planaria.config import Config
 from planaria.control import supervising
 from planaria.control.rolling_back import RollBackMachine
-from planaria.control.supervising import Child, Ended, SupervisorMachine
+from planaria.control.supervising import Child, Ended, Kill, SupervisorMachine
 from planaria.simulator.control import ControlWorld
 from planaria.simulator.control_campaigns import StrikesAt, run_control_seed
-from planaria.wire.messages import Member
+from planaria.wire.control import Ready, Viewed, Waiting
+from planaria.wire.messages import Member, View
 
 SEEDS = range(500)
 SEARCHED = range(120)  # by a control, until one fails
@@ -120,6 +122,30 @@ def test_a_broken_rule_is_found(broken: dict[str, Any], kinds: tuple[str, ...]) 
             assert run_control_seed(seed, kinds=kinds) is None
             return
     pytest.fail("no schedule fails without this rule")
+
+
+def test_a_stall_gets_a_new_view_then_replaces_whom_all_wait_for_and_only_then_ends() -> None:
+    config = Config.from_dict({"servers": 3, "trainers": 1, "spares": 0})
+    machine = SupervisorMachine(config, 0, 0.0)
+    for member in list(machine.children):
+        machine.receive(member, Ready(), 0.0)
+    servers, trainers = ["server-0", "server-1", "server-2"], ["trainer-0", "trainer-1"]
+    viewed = Viewed(view=View(1, 1), committed=0, servers=servers, trainers=trainers, rebuilding=[])
+    machine.receive("coordinator-0", viewed, 0.0)
+    machine.receive("trainer-0", Waiting(step=7, places=[1], what="rows"), 1.0)
+    machine.take()
+    seen: list[tuple[int, list[str]]] = []
+    for tenth in range(1, 4000):
+        machine.heard("coordinator-0", tenth / 10)
+        machine.tick(tenth / 10)
+        killed = [one.member for one in machine.take() if isinstance(one, Kill)]
+        if (machine.orders.again, killed) not in [(1, []), (0, [])]:
+            seen.append((machine.orders.again, killed))
+        if machine.verdict:
+            break
+    assert seen == [(1, ["server-1"])]
+    assert machine.verdict
+    assert "trainer:0 waits in step 7 for rows of server:1" in str(machine.verdict.sentence)
 
 
 def test_one_exception_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,8 @@ class SupervisorMachine:
         self._watch = Watch(cluster.heartbeat_limit_ms / 1000, cluster.hang_limit_s)
         self._limit_s = cluster.deadline_s + STALL_S
         self._moved_at = self._now = self._ticked = now
-        self._stalled_at = -1  # the step at which everybody was made to start afresh
+        self._stalled_at = -1  # the step at which nothing moved last
+        self._stalls = 0  # how often, at that step
         self._begin()
 
     def take(self) -> list[Action]:
@@ -415,27 +416,37 @@ class SupervisorMachine:
                 self._kill(member, f"it has started and said nothing for {quiet_s:.0f} s")
 
     def _end_stall(self) -> None:
-        """Nothing moves: first everybody starts afresh in a new view, and then it is the end."""
+        """Nothing moves: everybody starts afresh in a new view; then whom they wait for is replaced;
+        and then it is the end.
+        """
         quiet_s, limit_s = self._now - self._moved_at, self._limit_s
         if self.step >= self.config.steps:  # a slow disk may be at work on the last save
             limit_s = max(limit_s, self.config.checkpoint.stall_s + STALL_S)
         if quiet_s <= limit_s:
             return
         self._moved_at = self._now
-        waiting = "; ".join(
-            f"{self.who(member)[0]} waits in step {one.step} for {one.what} of "
-            f"{', '.join(f'server:{place}' for place in one.places) or 'the other trainers'}"
-            for member, one in self.waiting.items()
-        )
-        if self.orders.again == 0 or self.step > self._stalled_at:
-            self._stalled_at = self.step
-            self.notes.append(f"nothing has moved for {quiet_s:.0f} s: everybody starts afresh")
+        self._stalls = 1 if self.step > self._stalled_at else self._stalls + 1
+        self._stalled_at = self.step
+        blamed = {place for one in self.waiting.values() for place in one.places}
+        quiet = f"nothing has moved for {quiet_s:.0f} s"
+        if self._stalls == 1:
+            self.notes.append(f"{quiet}: everybody starts afresh")
             self._set_orders(again=self.orders.again + 1)
-            return
-        self._end(
-            f"nothing has moved for {quiet_s:.0f} s at step {self.step}, not even after a new "
-            f"view; {waiting or 'the processes are ' + ', '.join(self.children)}"
-        )
+        elif self._stalls == 2 and blamed and self.servers:
+            self.notes.append(f"{quiet}: whom all wait for is replaced")
+            for place in sorted(blamed):
+                if self.servers[place] in self.children:
+                    self._kill(self.servers[place], "trainers wait for it in vain")
+        else:
+            waiting = "; ".join(map(self._describe, self.waiting))
+            named = waiting or f"the processes are {', '.join(self.children)}"
+            self._end(f"{quiet} at step {self.step}, not even after a new view; {named}")
+
+    def _describe(self, trainer: Member) -> str:
+        """Whom a trainer waits for."""
+        one = self.waiting[trainer]
+        places = ", ".join(f"server:{place}" for place in one.places) or "the other trainers"
+        return f"{self.who(trainer)[0]} waits in step {one.step} for {one.what} of {places}"
 
     def _due_count(self, role: str) -> int:
         return sum(due == role for _, due in self._due)
