@@ -416,7 +416,7 @@ class SupervisorMachine:
                 self._kill(member, f"it has started and said nothing for {quiet_s:.0f} s")
 
     def _end_stall(self) -> None:
-        """Nothing moves: everybody starts afresh in a new view; then whom they wait for is replaced;
+        """Nothing moves: everybody starts afresh in a new view; then whom all wait for is replaced;
         and then it is the end.
         """
         quiet_s, limit_s = self._now - self._moved_at, self._limit_s
