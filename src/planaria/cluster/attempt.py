@@ -330,7 +330,7 @@ class Attempt:
         if saved is None and now < self._leave_by:
             return
         said = (
-            f"step {self.saves.save_at} was saved first"
+            f"step {self.saves.newest()} was saved first"
             if saved
             else "the current step could not be saved"
         )
