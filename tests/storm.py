@@ -172,6 +172,8 @@ class Storm:
                     self._say(self._stacks(job.pid))
                     job.kill()
                 time.sleep(LOOK_S)
+            assert job.stderr is not None
+            (self.folder / f"err-{self._run}").write_bytes(job.stderr.read())
         self._say(f"run {self._run} {' '.join(options)} ended with code {job.returncode}")
         self._end_of_run()
         return dealt, job.returncode, killed
@@ -185,12 +187,10 @@ class Storm:
         sets = [f"--set={pair}" for pair in self.shape]
         report = ["--report", str(self.folder / "report.json")]
         command = [sys.executable, "-m", "planaria", "train", *sets, *options, *report]
-        with (
-            (self.folder / f"out-{self._run}").open("wb") as out,
-            (self.folder / f"err-{self._run}").open("wb") as err,
-        ):
-            environment = {**os.environ, "PLANARIA_HOME": str(self.home), "COLUMNS": "200"}
-            return subprocess.Popen(command, stdout=out, stderr=err, env=environment)
+        environment = {**os.environ, "PLANARIA_HOME": str(self.home), "COLUMNS": "200"}
+        with (self.folder / f"out-{self._run}").open("wb") as out:
+            # Not a file: a sentence must get out where a disk is full.
+            return subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE, env=environment)
 
     def _deal(self, fault: Fault, supervisor: int) -> list[Dealt]:
         victim = choose(fault, victims(self.home, supervisor))
@@ -365,7 +365,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first job")
     parser.add_argument("--faults", type=int, default=20, help="per job")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--keep", action="store_true", help="folders of jobs that went wrong")
     parser.add_argument("--story", action="store_true", help="tell of every job what was done")
     given = parser.parse_args()

@@ -21,10 +21,12 @@ from planaria.cluster import files as job_files
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.files import JobFiles
 from planaria.cluster.launcher import LocalLauncher
+from planaria.cluster.reporting import Reporter
+from planaria.cluster.resuming import Resumption
 from planaria.cluster.run import JobRun, _give_back
 from planaria.config import Config
 from planaria.control.supervising import SupervisorMachine
-from planaria.errors import CheckpointError, LossError
+from planaria.errors import CheckpointError, ClusterError, LossError
 
 FULL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
 
@@ -147,3 +149,45 @@ def test_a_report_that_cannot_be_written_does_not_hide_why_the_job_ended(
         "error: server:1 was lost; go on from the checkpoint of step 20 with --resume; its report "
         "could not be written: [Errno 28] No space left on device\n"
     )
+
+
+def test_output_that_finds_no_room_neither_ends_a_job_nor_changes_its_exit_code(
+    tmp_path: Path,
+) -> None:
+    """`planaria train > file` ended without a word when the disk was full: the line about a
+    checkpoint could not be printed.
+    """
+    program = (
+        "import sys; from planaria import cli; from planaria.cluster.reporting import Progress; "
+        "from planaria.config import Config; from planaria.display import Display; "
+        "show = Display(cli.console, 'training', Config()); "
+        "cli.app = lambda: [show('a line', Progress()) for _ in range(2)]; "
+        "cli.main()"
+    )
+    with (tmp_path / "out").open("wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-c", FULL_DISK + program], stdout=out, stderr=subprocess.PIPE
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_way_back_is_named_whatever_ends_a_resumed_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors of the lease, and of starting again after a loss, did not name it."""
+    monkeypatch.setenv("PLANARIA_HOME", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("no folder")
+    job = Config.load(None, [f"checkpoint.path={tmp_path / 'saves'}"])
+    with pytest.raises(ClusterError) as failure:
+        JobRun(job, start=Resumption(20)).run()
+    assert str(failure.value).endswith("; go on from the checkpoint of step 20 with --resume")
+
+
+def test_a_digest_that_nobody_could_tell_is_said_to_be_unknown() -> None:
+    """A server was killed after the last step, before a supervisor that slept had heard from it
+    what it holds: a KeyError.
+    """
+    reporter = Reporter(Config(), lambda line, progress: None, 0)
+    reporter.progress.servers, reporter.progress.trainers = ["server-0"], ["trainer-0"]
+    with pytest.raises(ClusterError, match=r"server-0, trainer-0 ended before .* is not known"):
+        reporter.result()

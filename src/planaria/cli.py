@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -119,7 +121,8 @@ def train(
     job, schedule = _read(config, sets, kill, freeze)
     start = _find_start(job, resume)
     found = _run("training", job, schedule, report, start)
-    show_report(console, found)
+    with contextlib.suppress(OSError):  # no room for it; what matters is written and said below
+        show_report(console, found)
     back = way_back(newest_of(found["checkpoints"], start.step))
     if unwritten := _write(report, found):
         leave(EXIT_FAILED, f"the run is done, but {unwritten}{back}")
@@ -316,5 +319,18 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
             signal.signal(number, signal.default_int_handler)  # like Ctrl-C
-    app()
+    try:
+        app()
+    finally:
+        _give_up_unprinted()
     sys.exit(0)
+
+
+def _give_up_unprinted() -> None:
+    """Lines that standard output has no room for would make another exit code of ours."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from types import TracebackType
 from typing import Any
@@ -65,7 +66,8 @@ class Display:
     def _print(self, now: float, line: str) -> None:
         self.said_at = now
         text = f"{now - self.started:7.2f} s  {line}"
-        self.console.print(text, markup=False, soft_wrap=True)
+        with contextlib.suppress(OSError):  # a disk without room for it is no reason to end the job
+            self.console.print(text, markup=False, soft_wrap=True)
 
     def _worth_a_line(self, progress: Progress, now: float) -> bool:
         """At every tenth of the steps, and when nothing was said for a while."""

@@ -239,6 +239,14 @@ class Reporter(Watcher):
     def result(self) -> dict[str, Any]:
         """Of a job that was done: the digest of its model, and how good it is."""
         progress, config = self.progress, self.config
+        untold = [name for name in progress.servers if name not in self.servers]
+        untold += [name for name in progress.trainers if name not in self.trainers]
+        if untold or not progress.trainers:
+            named = ", ".join(untold) or "every process"
+            raise ClusterError(
+                f"all steps are done, but {named} ended before it could tell what it holds: the "
+                "digest is not known"
+            )
         records = sum((_digest(self.servers[name]) for name in progress.servers), Digest())
         replica, *others = (_digest(self.trainers[name]) for name in progress.trainers)
         if any(other != replica for other in others):

@@ -29,7 +29,15 @@ from planaria.control.losses import Losses
 from planaria.control.rolling_back import RollBackMachine
 from planaria.control.saving import SaveMachine
 from planaria.data import CriteoFile
-from planaria.errors import CheckpointError, ClusterError, DataError, Interrupted, LossError
+from planaria.errors import (
+    CheckpointError,
+    ClusterError,
+    ConfigError,
+    DataError,
+    Interrupted,
+    LossError,
+    PlanariaError,
+)
 from planaria.exactness import Fingerprint
 from planaria.schedule import Fault
 from planaria.strategies import CHECKPOINT
@@ -89,6 +97,19 @@ class JobRun:
         return self.reporter.progress
 
     def run(self) -> dict[str, Any]:
+        try:
+            return self._run()
+        except ConfigError:  # nothing was started
+            raise
+        except PlanariaError as error:
+            # Whatever ended the job, and wherever: the way back is named here, once for all.
+            back = self.saves.way_back()
+            if isinstance(error, LossError):
+                back = back or NOTHING_SAVED
+            error.args = (f"{error}{back}",)
+            raise
+
+    def _run(self) -> dict[str, Any]:
         say = self.reporter.say
         raise_descriptor_limit()
         fits = preflight.check(self.config, self.start.bytes, folder=home() / "jobs" / ANY_JOB)
@@ -140,10 +161,9 @@ class JobRun:
         if verdict.sentence is None or verdict.lost:
             return verdict.sentence
         self._close(archive, goes_on=True)
-        said = verdict.sentence + self.saves.way_back()
-        if said.startswith(INTERRUPTED):
-            raise Interrupted(said)
-        raise ClusterError(said + attempt.files.where_logs_are())
+        if verdict.sentence.startswith(INTERRUPTED):
+            raise Interrupted(verdict.sentence)
+        raise ClusterError(verdict.sentence + attempt.files.where_logs_are())
 
     def _roll_back(
         self, machine: RollBackMachine, failure: str, archive: Archive | None
@@ -151,11 +171,13 @@ class JobRun:
         """Everybody starts again from the newest whole checkpoint, if the strategy has one."""
         now, lost_at = time.monotonic(), self.progress.step
         self._close(archive, goes_on=True)
-        newest = newest_of(self.config, self.job) if archive else None
+        try:
+            newest = newest_of(self.config, self.job) if archive else None
+        except CheckpointError as error:
+            raise LossError(f"{failure}; {error}") from None
         back = machine.on_lost(lost_at, newest[0] if newest else None)
         if back is None:
-            way_back = self.saves.way_back() or NOTHING_SAVED
-            raise LossError(failure + way_back + self._processes.files.where_logs_are())
+            raise LossError(failure + self._processes.files.where_logs_are())
         if self.losses.over_budget:
             self.config = replace(self.config, strategy=CHECKPOINT.name)
         self.saves = self.saves.after_rollback(self.config, back, now)
