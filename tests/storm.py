@@ -47,8 +47,14 @@ MODEL = (
 )
 SHAPES = (
     ("strategy=erasure", "servers=4", "parity=1", "checkpoint.every_steps=20"),
-    ("strategy=none", "servers=2", "checkpoint.every_s=1"),
-    ("strategy=erasure", "servers=5", "parity=2", "cluster.transport=tcp", "checkpoint.every_s=1"),
+    ("strategy=none", "servers=2", "checkpoint.every_s=0.25"),
+    (
+        "strategy=erasure",
+        "servers=5",
+        "parity=2",
+        "cluster.transport=tcp",
+        "checkpoint.every_s=0.25",
+    ),
     ("strategy=checkpoint", "servers=3", "checkpoint.every_steps=20"),
 )
 POLICIES = ("full", "intermittent", "consecutive")
@@ -365,7 +371,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first job")
     parser.add_argument("--faults", type=int, default=20, help="per job")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--keep", action="store_true", help="folders of jobs that went wrong")
     parser.add_argument("--story", action="store_true", help="tell of every job what was done")
     given = parser.parse_args()

@@ -18,8 +18,8 @@ SMALL = JOBS <= 2
 
 
 def test_no_fault_changes_a_bit_hangs_a_job_or_ends_it_in_silence() -> None:
-    campaign = Campaign(seed=7, faults=6 if SMALL else 20, steps=300 if SMALL else 1200)
+    campaign = Campaign(seed=7, faults=6 if SMALL else 20, steps=600 if SMALL else 2000)
     outcomes = [campaign.run(number) for number in range(JOBS)]
     print(closing_line(outcomes))
     assert [one.wrong for one in outcomes if one.wrong] == []
-    assert sum(one.faults for one in outcomes) > JOBS  # a storm it was
+    assert sum(one.faults for one in outcomes) >= JOBS  # a storm it was

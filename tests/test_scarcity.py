@@ -24,6 +24,7 @@ from planaria.cluster.launcher import LocalLauncher
 from planaria.cluster.reporting import Reporter
 from planaria.cluster.resuming import Resumption
 from planaria.cluster.run import JobRun, _give_back
+from planaria.cluster.server_node import resident_bytes
 from planaria.config import Config
 from planaria.control.supervising import SupervisorMachine
 from planaria.errors import CheckpointError, ClusterError, LossError
@@ -97,6 +98,15 @@ def test_a_process_whose_end_nobody_could_see_is_one_that_could_not_be_started(
     assert member == "server-9"
     assert "could not be started" in ended.last_words
     assert "Too many open files" in ended.last_words
+
+
+def test_a_figure_that_cannot_be_read_ends_no_server() -> None:
+    """A server that had done all its steps, and had no descriptor left to ask for its memory,
+    ended with an exception: without parity, all was lost.
+    """
+    assert resident_bytes() > 0
+    with no_descriptors():
+        assert resident_bytes() == 0
 
 
 def test_an_error_of_the_supervisor_itself_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,8 +43,14 @@ MAX_PAUSE_S = 0.02
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is really in use, by the kernel's count."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    """Memory of this process that is really in use, by the kernel's count; 0 if it cannot be asked.
+
+    A figure for the report: no reason to end, where no descriptor is left to read it.
+    """
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
