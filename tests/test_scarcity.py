@@ -4,6 +4,7 @@ and does not hide why it ended. A storm (tests/storm.py) found all of these.
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
@@ -185,8 +186,7 @@ def test_the_way_back_is_named_whatever_ends_a_resumed_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Errors of the lease, and of starting again after a loss, did not name it."""
-    monkeypatch.setenv("PLANARIA_HOME", str(tmp_path / "file"))
-    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("PLANARIA_HOME", os.devnull)  # no folder
     job = Config.load(None, [f"checkpoint.path={tmp_path / 'saves'}"])
     with pytest.raises(ClusterError) as failure:
         JobRun(job, start=Resumption(20)).run()
