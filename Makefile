@@ -5,20 +5,27 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 BENCH_INSTALLED := .venv/.installed-bench
 
-.PHONY: train test check format bench sanitize kills storm clean
+CAMPAIGNS := $(patsubst %,tests/test_cluster_%.py,hangs kills promises storm survival)
+
+.PHONY: train test campaigns check format bench sanitize kills storm clean
 
 train: $(INSTALLED)
 	$(BIN)/planaria train --kill server:2@200
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore-glob='*test_cluster*'
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(wildcard tests/test_cluster*.py)
+	$(BIN)/python -m pytest -n 2 --dist loadfile \
+	    $(filter-out $(CAMPAIGNS),$(wildcard tests/test_cluster*.py))
 
-# kill -9 of everything, fifty times; `make test` does it twice.
+# Jobs that are frozen, starved, interrupted and struck again and again: longer than a test may be.
+campaigns: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(CAMPAIGNS)
+
+# kill -9 of everything, fifty times; `make campaigns` does it twice.
 kills: $(INSTALLED)
 	PLANARIA_KILLS=50 $(BIN)/python -m pytest -s tests/test_cluster_kills.py
 
-# Twenty random faults to any process, in fifty jobs; `make test` does a small one.
+# Twenty random faults to any process, in fifty jobs; `make campaigns` does a small one.
 storm: $(INSTALLED)
 	$(BIN)/python tests/storm.py --jobs 50 --faults 20
 

@@ -83,7 +83,7 @@ class JobRun:
             self.decision = "the lost samples have passed the budget: at a failure all roll back"
         self.config = config
         self.start = start
-        self.job = start.job or new_job_id()
+        self.job = start.job if start.step else new_job_id()
         self.reporter = Reporter(config, observe, start.step)
         self.injector = injector or Injector(schedule)
         self.observers: list[Observer] = [self.reporter, self.injector, *observers]
