@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from planaria.cluster.archive import Archive
-from planaria.cluster.events import Exited, JobEvent, Note, Observer, Started
+from planaria.cluster.events import Exited, JobEvent, Note, Observer
 from planaria.cluster.files import Beginning, JobFiles
 from planaria.cluster.launcher import LocalLauncher
 from planaria.cluster.node import limits_of
@@ -202,7 +202,6 @@ class Attempt:
         for action in self.machine.take():
             match action:
                 case Start():
-                    self.emit(action.member, Started(action.role))
                     self.launcher.start(action.role, action.member, action.number)
                 case Kill():
                     self.launcher.signal(action.member, signal.SIGKILL)

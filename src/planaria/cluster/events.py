@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Started:
-    role: str
-
-
-@dataclass(frozen=True)
 class Exited:
     role: str
     code: int
@@ -55,7 +50,7 @@ class RolledBack:
 class JobEvent:
     at: float
     member: Member  # who told it or whom it is about; "" for the job as a whole
-    what: Told | Failure | Started | Exited | Struck | Note | RolledBack
+    what: Told | Failure | Exited | Struck | Note | RolledBack
 
 
 class Observer(Protocol):
