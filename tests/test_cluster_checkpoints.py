@@ -203,6 +203,33 @@ def test_another_learning_rate_gives_another_digest(
     assert JobRun(config, start=start).run()["digest"] != undisturbed.digest
 
 
+CANNOT_READ = """
+import errno, os, sys
+
+def refuse(event, arguments):
+    if event == "open" and str(arguments[0]).endswith(".part") and "server-1" in sys.argv:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), arguments[0])
+
+sys.addaudithook(refuse)
+"""
+
+
+def test_a_server_that_cannot_read_the_checkpoint_is_replaced(
+    undisturbed: Undisturbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It used to end the job, although the others have all that a replacement needs."""
+    (tmp_path / "sitecustomize.py").write_text(CANNOT_READ)
+    folder = copied(undisturbed, tmp_path / "job", 50)
+    config = saving(folder)
+    start = find_start(config, resume=True)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    report = JobRun(config, start=start).run()
+    assert report["digest"] == undisturbed.digest
+    (failure,) = report["failures"]
+    assert failure["who"] == "server:1"
+    assert "Too many open files" in failure["reason"]
+
+
 def command(folder: Path, *options: str) -> list[str]:
     save = [f"checkpoint.path={folder}", f"checkpoint.every_steps={EVERY}"]
     sets = [option for pair in (*TINY, *SHAPE, *PLAIN, *save) for option in ("--set", pair)]

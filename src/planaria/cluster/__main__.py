@@ -88,8 +88,10 @@ def work(role: str, files: JobFiles, member: Member, number: int | None) -> int:
             from planaria.cluster.trainer_node import TrainerNode
 
             reason = TrainerNode(files, member, number).run()
-    except (DataError, CheckpointError) as error:  # nothing that a traceback would explain
+    except DataError as error:  # another process would read the same
         _end(EXIT_REFUSED, str(error))
+    except CheckpointError as error:  # another process may be able to read it
+        _end(EXIT_FAILED, str(error))
     except Exception:
         _end(EXIT_FAILED, traceback.format_exc().rstrip())
     return EXIT_FENCED if reason == FENCED else 0

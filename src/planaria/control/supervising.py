@@ -44,6 +44,7 @@ STALL_S = 30.0  # beyond cluster.deadline_s: without progress for so long, somet
 START_S = 120.0  # a process that starts may say nothing for so long
 MOST_DELAY_S = 30.0  # before another process is started in place of one that could not start
 MOST_BARREN = 5  # so many in a row that end before they are of any use
+LAST_FAILED = 3  # named with their reasons where more is lost than the code bears
 GONE_KEPT = 256  # names of ended processes that a new coordinator is told
 # How often one place may fail at one step, by what happened to it.
 PATIENCE: dict[str, int] = {"error": 2, "hung": 3, "signal": 8}
@@ -151,6 +152,7 @@ class SupervisorMachine:
         self._barren: Counter[str] = Counter()  # by role: ended before they were of use, in a row
         self._wanted: Counter[str] = Counter()  # by role: asked for by the coordinator
         self._failed: set[Member] = set()
+        self._last_failed: list[str] = []  # who, and why
         self._failed_at: Counter[tuple[str, int | None, int, str]] = Counter()
         cluster = config.cluster
         self._watch = Watch(cluster.heartbeat_limit_ms / 1000, cluster.hang_limit_s)
@@ -173,17 +175,18 @@ class SupervisorMachine:
             if child.role == "server" and not child.placed and not child.condemned
         ]
 
-    def who(self, member: Member) -> tuple[str, int | None]:
-        """The name of a process in the job, and its place or rank."""
-        for role, members in (("server", self.servers), ("trainer", self.trainers)):
-            if member in members:
-                return f"{role}:{members.index(member)}", members.index(member)
+    def who(self, member: Member) -> str:
+        """The name of a process in the job."""
         child = self.children.get(member)
         if child is None or child.role == "coordinator":
-            return "coordinator", None
-        if child.number is not None:
-            return f"{child.role}:{child.number}", child.number
-        return "spare", None
+            return "coordinator"
+        role, number = self._part(member, child)
+        return "spare" if number is None else f"{role}:{number}"
+
+    def _part(self, member: Member, child: Child) -> tuple[str, int | None]:
+        """The role of a process, and the place or rank that it has or began with."""
+        members = {"server": self.servers, "trainer": self.trainers}.get(child.role, [])
+        return child.role, members.index(member) if member in members else child.number
 
     # ------------------------------------------------------------------ starting
 
@@ -253,7 +256,7 @@ class SupervisorMachine:
                 for _ in range(told.count):
                     self._start(told.role)
             case Finished():
-                self.verdict = Verdict(told.failure, lost=told.failure is not None)
+                self.verdict = self._verdict_of(told)
             case Rebuilding() | Reloaded() | PartSaved() | HeldOut():
                 self._moved()
             case ServerHolds() | TrainerHolds():
@@ -341,13 +344,17 @@ class SupervisorMachine:
                 self._start_later("server")
 
     def _on_silent(self, told: Silent) -> None:
+        child = self.children.get(told.member)
+        if child is None:
+            return  # it has ended meanwhile, and how is known
         what, key = "it is silent", "heartbeat_limit_ms"
         if told.hung:
             what, key = "its main loop hangs", "hang_limit_s"
-        self._note_failure(told.member, "hung", f"{what} for {told.seconds:.1f} s (cluster.{key})")
+        reason = f"{what} for {told.seconds:.1f} s (cluster.{key})"
+        self._note_failure(told.member, child, "hung", reason)
 
     def _on_coordinator_gone(self, member: Member, child: Child, ended: Ended) -> None:
-        self._note_failure(member, ended.kind, child.condemned or reason_of(ended), "coordinator")
+        self._note_failure(member, child, ended.kind, child.condemned or reason_of(ended))
         self._barren["coordinator"] += 1
         if self._barren["coordinator"] > MOST_BARREN:
             self._end(f"the coordinator ended {MOST_BARREN + 1} times in a row: {reason_of(ended)}")
@@ -359,8 +366,7 @@ class SupervisorMachine:
     def _on_member_gone(self, member: Member, child: Child, ended: Ended) -> None:
         if ended.code in (EXIT_DONE, EXIT_FENCED, EXIT_ORPHAN):
             return
-        reason = child.condemned or reason_of(ended)
-        self._note_failure(member, ended.kind, reason, child.role, child.number)
+        self._note_failure(member, child, ended.kind, child.condemned or reason_of(ended))
 
     def _on_unplaced_gone(self, member: Member, child: Child, ended: Ended) -> None:
         """A spare is never fatal; one that a view waits for is tried again, but not for ever."""
@@ -378,23 +384,20 @@ class SupervisorMachine:
         else:
             self.notes.append(f"no more spares are started: {MOST_BARREN} in a row have ended")
 
-    def _note_failure(
-        self,
-        member: Member,
-        kind: str,
-        reason: str,
-        role: str | None = None,
-        number: int | None = None,
-    ) -> None:
+    def _verdict_of(self, told: Finished) -> Verdict:
+        if told.failure is None:
+            return Verdict(None)
+        why = "; ".join(self._last_failed)
+        return Verdict(f"{told.failure} ({why})" if why else told.failure, lost=True)
+
+    def _note_failure(self, member: Member, child: Child, kind: str, reason: str) -> None:
         if member in self._failed:
             return
         self._failed.add(member)
-        who, known = self.who(member)
-        number = known if number is None else number
-        role = role or who.partition(":")[0]
-        if who in ("coordinator", "spare") and role != "coordinator":
-            who = role if number is None else f"{role}:{number}"
+        role, number = self._part(member, child)
+        who = role if number is None else f"{role}:{number}"
         self.failures.append(Failure(who, member, role, number, self.step, reason))
+        self._last_failed = [*self._last_failed, f"{who}: {reason}"][-LAST_FAILED:]
         key = (role, number, self.step, kind)
         self._failed_at[key] += 1
         times = self._failed_at[key]
@@ -446,7 +449,7 @@ class SupervisorMachine:
         """Whom a trainer waits for."""
         one = self.waiting[trainer]
         places = ", ".join(f"server:{place}" for place in one.places) or "the other trainers"
-        return f"{self.who(trainer)[0]} waits in step {one.step} for {one.what} of {places}"
+        return f"{self.who(trainer)} waits in step {one.step} for {one.what} of {places}"
 
     def _due_count(self, role: str) -> int:
         return sum(due == role for _, due in self._due)

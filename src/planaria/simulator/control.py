@@ -309,7 +309,7 @@ class ControlWorld:
             case PartFailed():
                 self.saves.on_part_failed(what, self.now)
             case ServerHolds() | TrainerHolds():
-                self.holds.add(self.supervisor.who(member)[0])
+                self.holds.add(self.supervisor.who(member))
             case StepDone(rank=0):
                 self.saves.on_step(what.step, self.now)
 
