@@ -207,7 +207,9 @@ CANNOT_READ = """
 import errno, os, sys
 
 def refuse(event, arguments):
-    if event == "open" and str(arguments[0]).endswith(".part") and "server-1" in sys.argv:
+    if event != "open" or not str(arguments[0]).endswith(".part"):
+        return
+    if os.readlink("/proc/self/fd/2").endswith("server-1.log"):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), arguments[0])
 
 sys.addaudithook(refuse)

@@ -62,24 +62,27 @@ def folder() -> Iterator[Path]:
 # ---------------------------------------------------------------------------- the nursery
 
 
-def test_trainers_are_children_of_the_supervisor_with_and_without_a_nursery() -> None:
+def test_processes_are_children_of_the_supervisor_with_and_without_nurseries() -> None:
     struck: list[str] = []
     parents: dict[str, int] = {}
 
     def strike(processes: Attempt, event: JobEvent) -> None:
-        if isinstance(event.what, Ready) and event.what.fingerprint:
+        if isinstance(event.what, Ready):
             pid = processes.launcher.pid(event.member)
             parents[event.member] = int(Path(f"/proc/{pid}/stat").read_text().split()[3])
         if isinstance(event.what, StepDone) and event.what.step >= 20 and not struck:
-            assert processes.launcher._nursery
-            os.kill(processes.launcher._nursery.pid, signal.SIGKILL)
-            struck.append(run.progress.trainers[0])
-            processes.signal(struck[0])
+            for one in processes.launcher._nurseries.values():
+                os.kill(one.pid, signal.SIGKILL)
+            struck.extend([run.progress.servers[0], run.progress.trainers[0]])
+            for member in struck:
+                processes.signal(member)
 
-    run = BeatenRun(tiny("trainers=2", "parity=1"), on_event=strike)
+    run = BeatenRun(tiny("trainers=2", "servers=2", "parity=1"), on_event=strike)
     assert run.run()["digest"] == undisturbed("trainers=2")
-    assert run.killed == struck
-    assert parents == dict.fromkeys(["trainer-0", "trainer-1", "trainer-2"], os.getpid())
+    assert sorted(run.killed) == sorted(struck)
+    started = [f"{role}-{number}" for role in ("server", "trainer") for number in range(3)]
+    assert set(parents) >= set(started)
+    assert set(parents.values()) == {os.getpid()}
 
 
 def test_two_jobs_at_once_in_one_process_do_not_take_each_others_trainers() -> None:
@@ -141,7 +144,7 @@ def test_a_trainer_that_was_started_in_vain_has_no_say_in_the_digest() -> None:
 
     def close_nursery(processes: Attempt, event: JobEvent) -> None:
         if isinstance(event.what, StepDone):
-            processes.launcher.close_nursery()  # a trainer starts too fast with it
+            processes.launcher.close_nursery("trainer")  # a trainer starts too fast with it
 
     config = tiny("servers=2", "parity=1", "cluster.deadline_s=1.1")
     run = BeatenRun(config, [Blow(10, ("trainer:1",))], on_event=close_nursery)
@@ -311,7 +314,7 @@ def test_a_signal_to_the_supervisor_leaves_nothing_behind(
         else:
             while int(driver.stdout.readline()) < 5:
                 pass
-            assert len(processes_of(folder)) == 8  # a coordinator, spare, shadow and nursery
+            assert len(processes_of(folder)) == 9  # a coordinator, spare, shadow, nurseries
         driver.send_signal(number)
         driver.communicate(timeout=30)
         assert driver.returncode in (-number, 1)
@@ -322,7 +325,7 @@ def test_a_signal_to_the_supervisor_leaves_nothing_behind(
 def test_an_exception_in_the_parent_leaves_nothing_behind(folder: Path) -> None:
     def fail(processes: Attempt, event: JobEvent) -> None:
         if isinstance(event.what, StepDone):
-            assert len(processes_of(folder)) == 8
+            assert len(processes_of(folder)) == 9
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

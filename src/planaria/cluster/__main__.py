@@ -1,6 +1,7 @@
 """One process of a job: python -m planaria.cluster ROLE FOLDER MEMBER [NUMBER].
 
-Started by the supervisor, never by hand. ROLE `nursery` has no member; see cluster.nursery.
+Started by the supervisor, never by hand. ROLE `nursery` has a role in place of a member; see
+cluster.nursery.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def main() -> int:
         _end_with_the_supervisor(signal.SIGKILL)
         if supervisor_is_gone():
             return EXIT_ORPHAN
-        serve(lambda member, number: work("trainer", files, member, number))
+        serve(rest[0], lambda role, member, number: work(role, files, member, number))
         return 0
     member, *number = rest
     return work(role, files, member, int(number[0]) if number else None)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planaria.cluster.files import JobFiles
-from planaria.cluster.nursery import Forked, Nursery
+from planaria.cluster.nursery import IMPORTS, Forked, Newborn, Nursery
 from planaria.config import Config
 from planaria.control.supervising import Ended
 from planaria.exactness import environment
@@ -48,24 +48,24 @@ class LocalLauncher:
         self.processes: dict[Member, Process] = {}
         self._by_descriptor: dict[int, Member] = {}
         self._epoll = select.epoll()
-        self._nursery: Nursery | None = None
-        self._unborn: list[tuple[Member, int | None]] = []  # trainers that wait for the nursery
+        self._nurseries: dict[str, Nursery] = {}  # by role
+        self._unborn: list[Newborn] = []  # who waits for a nursery
         self._failed: list[tuple[Member, Ended]] = []  # could not even be started
         self._oom_kills = oom_kills()
 
     def __enter__(self) -> LocalLauncher:
-        log = self.files.log("nursery")
-        command = self._command("nursery")
-        with contextlib.suppress(OSError):  # without it, trainers start the slow way
-            self._nursery = Nursery(command, self._environment("trainer"), log)
-            self._epoll.register(self._nursery.fileno(), select.EPOLLIN)
+        for role in IMPORTS:
+            command, log = self._command("nursery", role), self.files.log(f"nursery-{role}")
+            with contextlib.suppress(OSError):  # without it, processes start the slow way
+                self._nurseries[role] = Nursery(command, self._environment(role), log)
+                self._epoll.register(self._nurseries[role].fileno(), select.EPOLLIN)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def fileno(self) -> int:
-        """Readable when there is something for `ended`, or a trainer can be started."""
+        """Readable when there is something for `ended`, or a nursery is ready."""
         return self._epoll.fileno()
 
     def pid(self, member: Member) -> int:
@@ -75,11 +75,11 @@ class LocalLauncher:
 
     def start(self, role: str, member: Member, number: int | None) -> None:
         """A process that cannot be started is one that has ended."""
-        if role == "trainer" and self._nursery is not None:
-            self._unborn.append((member, number))
+        if role in self._nurseries:
+            self._unborn.append((role, member, number))
             self._bear()
-            return
-        self._spawn(role, member, number)
+        else:
+            self._spawn(role, member, number)
 
     def _command(self, role: str, *more: str) -> list[str]:
         # -P: what lies in the user's folder must not pass for one of our modules.
@@ -125,27 +125,29 @@ class LocalLauncher:
         self._epoll.register(descriptor, select.EPOLLIN)
 
     def _bear(self) -> None:
-        """Trainers that wait for the nursery, as soon as it is ready."""
-        while self._nursery and self._nursery.ready() and self._unborn:
-            member, number = self._unborn[0]
-            forked = self._nursery.fork((member, number), self.files.log(member))
+        """Processes that wait for a nursery, as soon as it is ready."""
+        ready = {role for role, nursery in self._nurseries.items() if nursery.ready()}
+        for newborn in [one for one in self._unborn if one[0] in ready]:
+            role, member, _ = newborn
+            forked = self._nurseries[role].fork(newborn, self.files.log(member))
             if forked is None:
                 break
-            self._unborn.pop(0)
-            self._keep("trainer", member, forked)
-        if self._nursery and self._nursery.gone():
-            self.close_nursery()
+            self._unborn.remove(newborn)
+            self._keep(role, member, forked)
+        for role in [role for role, nursery in self._nurseries.items() if nursery.gone()]:
+            self.close_nursery(role)
 
-    def close_nursery(self) -> None:
-        """Trainers start the slow way from here on."""
-        if self._nursery:
-            with contextlib.suppress(OSError):
-                self._epoll.unregister(self._nursery.fileno())
-            self._nursery.close()
-            self._nursery = None
-        for member, number in self._unborn:
-            self._spawn("trainer", member, number)
-        self._unborn.clear()
+    def close_nursery(self, role: str) -> None:
+        """Its processes start the slow way from here on."""
+        nursery = self._nurseries.pop(role, None)
+        if nursery is None:
+            return
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(nursery.fileno())
+        nursery.close()
+        unborn, self._unborn = self._unborn, []
+        for newborn in unborn:
+            self.start(*newborn)
 
     # ------------------------------------------------------------------ their end
 
@@ -153,8 +155,8 @@ class LocalLauncher:
         """Nothing happens if the process has ended."""
         if process := self.processes.get(member):
             process.handle.send_signal(number)
-        elif number == signal.SIGKILL and member in dict(self._unborn):
-            self._unborn = [one for one in self._unborn if one[0] != member]
+        elif number == signal.SIGKILL and any(member == one[1] for one in self._unborn):
+            self._unborn = [one for one in self._unborn if one[1] != member]
             self._failed.append((member, Ended(-signal.SIGKILL, "killed by SIGKILL")))
 
     def ended(self) -> list[tuple[Member, Ended]]:
@@ -204,7 +206,8 @@ class LocalLauncher:
         for process in self.processes.values():
             _close_input(process.handle)
         self._unborn.clear()
-        self.close_nursery()
+        for role in list(self._nurseries):
+            self.close_nursery(role)
         deadline = time.monotonic() + STOP_S
         for process in self.processes.values():
             try:

@@ -1,18 +1,21 @@
-"""Trainers that start at once: they are forked off a process that has imported PyTorch.
+"""Processes that start at once: they are forked off one that has imported what they need.
 
-Importing it takes seconds of a core, and when a trainer is replaced, everybody waits for that. So
-one process of the job imports it, once, and then does nothing but fork. It has no threads, one
-socket, and no part in the job: without it, trainers start the slow way.
+Importing PyTorch takes seconds of a core, and when a trainer is replaced, everybody waits for that;
+what a server imports takes half a second, for each of them. So a job has two processes that
+import, once, and then do nothing but fork: one for trainers, one for servers. A nursery has no
+threads, one socket, and no part in the job: without it, processes start the slow way, as the
+coordinator does, which is there from the first moment to clean up.
 
-What it forks becomes a child of the supervisor, like all other processes of the job: the process in
+What it forks becomes a child of the supervisor, as if it had been started by it: the process in
 between ends while the supervisor is the one that orphans below it are given to, which it is for no
-longer than that takes. So the nursery may die, and no trainer notices.
+longer than that takes. So a nursery may die, and nobody notices.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
 import select
 import signal
@@ -23,18 +26,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO
 
 import msgspec
 
 IMPORT_S = 60.0  # within which it must be ready
-FORK_S = 2.0  # within which a trainer must be there
+FORK_S = 2.0  # within which a process must be there
 PR_SET_CHILD_SUBREAPER = 36
 PR_GET_CHILD_SUBREAPER = 37
 READY = b"ready"
 
-Trainer = tuple[str, int | None]
-"""Its member, and its rank if it has one from the start."""
+IMPORTS = {"trainer": "planaria.cluster.trainer_node", "server": "planaria.cluster.server_node"}
+"""By role of what a nursery bears: the module that brings all that it needs."""
+
+Newborn = tuple[str, str, int | None]
+"""Its role and member, and the place or rank that it has from the start, if any."""
 
 _one_at_a_time = threading.Lock()  # who reaps is known to the kernel by process, not by job
 
@@ -54,7 +60,7 @@ class Forked:
             poll = select.poll()
             poll.register(self._descriptor, select.POLLIN)
             if not poll.poll(None if timeout is None else timeout * 1000):
-                raise subprocess.TimeoutExpired("trainer", timeout or 0.0)
+                raise subprocess.TimeoutExpired("forked", timeout or 0.0)
             try:
                 self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             except ChildProcessError:  # somebody else in this process has taken it, as with Popen
@@ -98,7 +104,7 @@ class Nursery:
         return self._socket.fileno()
 
     def ready(self) -> bool:
-        """Whether a trainer can be forked by now."""
+        """Whether a process can be forked by now."""
         if not self._ready:
             try:
                 said = self._socket.recv(64, socket.MSG_DONTWAIT)
@@ -114,8 +120,8 @@ class Nursery:
         late = not self._ready and time.monotonic() - self._began > IMPORT_S
         return late or self._broken or self._process.poll() is not None
 
-    def fork(self, trainer: Trainer, log: Path) -> Forked | None:
-        """A new trainer; None if there is no nursery any more. It must be ready."""
+    def fork(self, newborn: Newborn, log: Path) -> Forked | None:
+        """A new process; None if there is no nursery any more. It must be ready."""
         try:
             orders, stdin = os.pipe()
         except OSError:  # out of descriptors
@@ -125,7 +131,7 @@ class Nursery:
         pid = None
         try:
             with log.open("ab") as out:
-                pid = self._ask(trainer, [orders, out.fileno(), out.fileno()])
+                pid = self._ask(newborn, [orders, out.fileno(), out.fileno()])
             return Forked(pid, lifeline)
         except OSError:
             self._broken = True
@@ -139,11 +145,11 @@ class Nursery:
 
     _broken = False
 
-    def _ask(self, trainer: Trainer, descriptors: list[int]) -> int:
+    def _ask(self, newborn: Newborn, descriptors: list[int]) -> int:
         """The number of a process that is now a child of this one."""
         self._socket.settimeout(FORK_S)
         with _given_orphans():
-            socket.send_fds(self._socket, [msgspec.json.encode(trainer)], descriptors)
+            socket.send_fds(self._socket, [msgspec.json.encode(newborn)], descriptors)
             answer = self._socket.recv(64)
         if not answer:
             raise ConnectionError("the nursery has ended")
@@ -168,13 +174,12 @@ def _given_orphans() -> Iterator[None]:
             libc.prctl(PR_SET_CHILD_SUBREAPER, was.value)
 
 
-def serve(run: Callable[[str, int | None], int]) -> None:
+def serve(role: str, run: Callable[[str, str, int | None], int]) -> None:
     """The nursery itself, until the other end of standard input closes.
 
-    run: what a trainer does until its end; returns its exit code.
+    run: what a process does until its end; returns its exit code.
     """
-    import planaria.cluster.trainer_node  # noqa: F401
-
+    importlib.import_module(IMPORTS[role])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whatever was inherited
     with socket.socket(fileno=os.dup(0)) as supervisor:
         supervisor.send(READY)
@@ -184,18 +189,16 @@ def serve(run: Callable[[str, int | None], int]) -> None:
                 return
             between = os.fork()
             if not between:
-                _become_a_trainer(supervisor, msgspec.json.decode(request), descriptors, run)
+                newborn = msgspec.json.decode(request, type=Newborn)
+                _leave_the_nursery(supervisor, descriptors)
+                sys.exit(run(*newborn))  # not at once: the last messages must go out
             os.waitpid(between, 0)
             for descriptor in descriptors:
                 os.close(descriptor)
 
 
-def _become_a_trainer(
-    supervisor: socket.socket,
-    trainer: Trainer,
-    descriptors: list[int],
-    run: Callable[[str, int | None], int],
-) -> NoReturn:
+def _leave_the_nursery(supervisor: socket.socket, descriptors: list[int]) -> None:
+    """Returns in a child of the supervisor, with these as its standard files."""
     os.setsid()
     between = os.getpid()
     if os.fork():
@@ -207,4 +210,3 @@ def _become_a_trainer(
         time.sleep(0.0005)
     supervisor.send(str(os.getpid()).encode())
     supervisor.close()
-    sys.exit(run(*trainer))  # not at once: the last messages must go out
