@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_commands import MAIN
 from cluster_jobs import TINY, leaving_nothing, processes_of, tiny, wait_until
 
 from planaria.comparing.runs import run_here
@@ -36,7 +37,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def planaria(folder: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "planaria", "compare", *OPTIONS, *options],
+        [sys.executable, "-c", MAIN, "compare", *OPTIONS, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -190,8 +190,8 @@ def test_who_is_told_to_stop_saves_the_current_step_first(
     step = max(whole_steps(tmp_path / "saved"))
     assert "the current step is saved first; once more to leave at once" in done.out
     assert (
-        f"interrupted; step {step} was saved first; go on from the checkpoint of step {step} "
-        "with --resume" in done.sentence
+        "interrupted; what was trained so far was saved first; go on from the checkpoint of step "
+        f"{step} with --resume" in done.sentence
     )
     assert done.report["failed"] in done.sentence
     assert done.report["steps"] >= step > 0
@@ -231,7 +231,7 @@ def test_a_slow_disk_does_not_cost_whoever_stops_the_current_step(
         done = finished(job)
     assert done.code == 130, done.error
     (step,) = whole_steps(tmp_path / "saved")
-    assert f"step {step} was saved first" in done.sentence
+    assert f"saved first; go on from the checkpoint of step {step} " in done.sentence
 
 
 def test_without_a_folder_for_checkpoints_a_job_that_is_told_to_stop_just_stops() -> None:
@@ -266,9 +266,8 @@ def test_data_that_ends_early_saves_the_last_step_that_it_suffices_for(
     saves = saved_to(tmp_path)
     done = train(tmp_path, *PLAIN, *data, *saves, "steps=30")
     assert done.code == 1, done.out
-    assert "its 616 suffice for 9 steps; lower steps or batch; step 9 was saved first" in (
-        done.sentence
-    )
+    assert "its 616 suffice for 9 steps; lower steps or batch; " in done.sentence
+    assert "saved first; go on from the checkpoint of step 9 with --resume" in done.sentence
     assert whole_steps(tmp_path / "saved") == [9]
     assert done.report["steps"] == 9
     again = train(tmp_path, *PLAIN, *data, *saves, "steps=9", "--resume")

@@ -338,7 +338,8 @@ class Attempt:
         saved = self.saves.saved_now
         if saved is None and now < self._leave_by:
             return
-        said = f"step {self.saves.newest()} was saved first"
+        # Which one is told with the way back: a later one may become whole before all have left.
+        said = "what was trained so far was saved first"
         if not saved:
             lacking = self.saves.waits_for().get(self.saves.save_at, [])
             part = f", for want of the part of {', '.join(map(named, lacking))}" if lacking else ""
