@@ -1,7 +1,7 @@
 """Tiny jobs on real processes, blows at random instants, and a look at what they leave behind.
 
 Only processes that a test started itself are ever signalled. They are known by the job's folder,
-which stands in their command line.
+which stands in their command line or has their log.
 """
 
 from __future__ import annotations
@@ -197,15 +197,32 @@ def digest_after(config: Config, plan: Sequence[Blow], **more: Any) -> str:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Those whose command line names the folder, or something in it."""
+    """Those whose command line names the folder or something in it, or that log to there."""
     found = []
     for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
         try:
-            if entry.name.isdigit() and bytes(folder) in (entry / "cmdline").read_bytes():
+            log = os.readlink(entry / "fd" / "2").encode()
+            if bytes(folder) in (entry / "cmdline").read_bytes() or log.startswith(bytes(folder)):
                 found.append(int(entry.name))
         except OSError:
             continue  # it ended meanwhile
-    return [number for number in found if number != os.getpid()]
+    return found
+
+
+def children_of(parent: int) -> list[int]:
+    """Its processes, nurseries too, which belong to no job's folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text().rpartition(") ")[2].split()
+            except OSError:
+                continue  # it ended meanwhile
+            if int(stat[1]) == parent and stat[0] != "Z":
+                found.append(int(entry.name))
+    return found
 
 
 def wait_until(holds: Callable[[], bool], limit_s: float) -> bool:

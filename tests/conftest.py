@@ -1,10 +1,12 @@
-"""What all tests share: the SIMD levels of this machine, and the marker of tests with torch."""
+"""What all tests share: this machine's SIMD levels, the marker of tests with torch, nurseries."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from planaria import kernels
+from planaria.cluster.nursery import sharing
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -18,3 +20,20 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
     kernels.select_level(request.param)
     yield request.param
     kernels.select_level(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _jobs_share_nurseries() -> Iterator[None]:
+    """The tests of one process import torch once for all jobs that they run in it."""
+    with sharing():
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Without the test's name in the environment, which would be another one for every job."""
+    name = os.environ.pop("PYTEST_CURRENT_TEST", "")
+    try:
+        return (yield)
+    finally:
+        os.environ["PYTEST_CURRENT_TEST"] = name

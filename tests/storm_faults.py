@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster_jobs import processes_of
+from cluster_jobs import children_of, processes_of
 
 SUPERVISOR = "supervisor"
 HANG = str(Path(__file__).with_name("storm_hang.py"))
@@ -57,10 +57,10 @@ class Victim:
 def victims(home: Path, supervisor: int) -> list[Victim]:
     """All processes of a job that are there now."""
     found = [Victim(supervisor, SUPERVISOR)]
-    for pid in processes_of(home):
+    for pid in {*processes_of(home), *children_of(supervisor)}:
         with suppress(OSError):  # it ended meanwhile
             log = Path(os.readlink(f"/proc/{pid}/fd/2"))
-            found.append(Victim(pid, log.stem))
+            found.append(Victim(pid, log.stem if home in log.parents else "nursery"))
     return sorted(found, key=lambda one: one.name)
 
 

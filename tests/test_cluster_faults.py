@@ -21,6 +21,7 @@ from cluster_jobs import (
     TINY,
     BeatenRun,
     Blow,
+    children_of,
     leaving_nothing,
     left_behind,
     processes_of,
@@ -310,22 +311,25 @@ def test_a_signal_to_the_supervisor_leaves_nothing_behind(
     ) as driver:
         assert driver.stdout is not None
         if when == "at the start":
-            assert wait_until(lambda: len(processes_of(folder)) >= 3, 30)
+            assert wait_until(lambda: len(children_of(driver.pid)) >= 3, 30)
         else:
             while int(driver.stdout.readline()) < 5:
                 pass
-            assert len(processes_of(folder)) == 9  # a coordinator, spare, shadow, nurseries
+            assert len(processes_of(folder)) == 7  # with a coordinator, a spare and a shadow
+            assert len(children_of(driver.pid)) == 9  # and nurseries
+        children = children_of(driver.pid)
         driver.send_signal(number)
         driver.communicate(timeout=30)
         assert driver.returncode in (-number, 1)
     assert wait_until(lambda: processes_of(folder) == [], GONE_S), command_lines(folder)
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), GONE_S)
     assert wait_until(lambda: left_behind(folder) == [], GONE_S), left_behind(folder)
 
 
 def test_an_exception_in_the_parent_leaves_nothing_behind(folder: Path) -> None:
     def fail(processes: Attempt, event: JobEvent) -> None:
         if isinstance(event.what, StepDone):
-            assert len(processes_of(folder)) == 9
+            assert len(processes_of(folder)) == 7
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

@@ -1,7 +1,7 @@
 """One process of a job: python -m planaria.cluster ROLE FOLDER MEMBER [NUMBER].
 
-Started by the supervisor, never by hand. ROLE `nursery` has a role in place of a member; see
-cluster.nursery.
+Started by the supervisor, never by hand. Or a nursery of such processes, which has no job of its
+own: python -m planaria.cluster nursery ROLE.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from planaria.errors import CheckpointError, DataError
 from planaria.wire.messages import Member
 
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
 
 
 def supervisor_is_gone() -> bool:
@@ -51,16 +52,15 @@ def _end(code: int, last_words: str) -> NoReturn:
 
 def main() -> int:
     raise_descriptor_limit()
-    role, folder, *rest = sys.argv[1:]
-    files = JobFiles(Path(folder))
+    role, *rest = sys.argv[1:]
     if role == "nursery":
         _end_with_the_supervisor(signal.SIGKILL)
         if supervisor_is_gone():
             return EXIT_ORPHAN
-        serve(rest[0], lambda role, member, number: work(role, files, member, number))
+        serve(rest[0], work)
         return 0
-    member, *number = rest
-    return work(role, files, member, int(number[0]) if number else None)
+    folder, member, *number = rest
+    return work(folder, role, member, int(number[0]) if number else None)
 
 
 def _end_with_the_supervisor(told: signal.Signals) -> None:
@@ -69,8 +69,11 @@ def _end_with_the_supervisor(told: signal.Signals) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def work(role: str, files: JobFiles, member: Member, number: int | None) -> int:
+def work(folder: str, role: str, member: Member, number: int | None) -> int:
     """What a process does until its end; returns its exit code."""
+    files = JobFiles(Path(folder))
+    # What is forked has its nursery's command line: by this, and by its log, it can be told.
+    ctypes.CDLL(None).prctl(PR_SET_NAME, member.encode())
     # The coordinator stays to clean up; if it is frozen, it is woken for that.
     _end_with_the_supervisor(signal.SIGCONT if role == "coordinator" else signal.SIGKILL)
     if role != "coordinator" and supervisor_is_gone():

@@ -45,9 +45,12 @@ class Beginning(msgspec.Struct, frozen=True):
     step: int = 0
 
 
+HOME = "PLANARIA_HOME"
+
+
 def home() -> Path:
     """Where jobs have their folders."""
-    if given := os.environ.get("PLANARIA_HOME"):
+    if given := os.environ.get(HOME):
         return Path(given).absolute()
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state).absolute() / "planaria"

@@ -16,8 +16,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria.cluster.files import JobFiles
-from planaria.cluster.nursery import IMPORTS, Forked, Newborn, Nursery
+from planaria.cluster.files import HOME, JobFiles
+from planaria.cluster.nursery import IMPORTS, Forked, Nursery, borrow, give_back
 from planaria.config import Config
 from planaria.control.supervising import Ended
 from planaria.exactness import environment
@@ -49,15 +49,14 @@ class LocalLauncher:
         self._by_descriptor: dict[int, Member] = {}
         self._epoll = select.epoll()
         self._nurseries: dict[str, Nursery] = {}  # by role
-        self._unborn: list[Newborn] = []  # who waits for a nursery
+        self._unborn: list[tuple[str, Member, int | None]] = []  # who waits for a nursery
         self._failed: list[tuple[Member, Ended]] = []  # could not even be started
         self._oom_kills = oom_kills()
 
     def __enter__(self) -> LocalLauncher:
         for role in IMPORTS:
-            command, log = self._command("nursery", role), self.files.log(f"nursery-{role}")
             with contextlib.suppress(OSError):  # without it, processes start the slow way
-                self._nurseries[role] = Nursery(command, self._environment(role), log)
+                self._nurseries[role] = borrow(role, self._environment(role))
                 self._epoll.register(self._nurseries[role].fileno(), select.EPOLLIN)
         return self
 
@@ -81,22 +80,22 @@ class LocalLauncher:
         else:
             self._spawn(role, member, number)
 
-    def _command(self, role: str, *more: str) -> list[str]:
-        # -P: what lies in the user's folder must not pass for one of our modules.
-        return [sys.executable, "-P", "-m", "planaria.cluster", role, str(self.files.folder), *more]
-
     def _environment(self, role: str) -> dict[str, str]:
+        # A process is told its folder: one that jobs share must not seem to belong to one of them.
+        inherited = {name: value for name, value in os.environ.items() if name != HOME}
         if role == "trainer":
-            return {**os.environ, **environment(self.config)}
+            return {**inherited, **environment(self.config)}
         threads = str(self.config.threads.server)
-        return {**os.environ, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}
+        return {**inherited, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}
 
     def _spawn(self, role: str, member: Member, number: int | None) -> None:
+        # -P: what lies in the user's folder must not pass for one of our modules.
+        command = [sys.executable, "-P", "-m", "planaria.cluster", role, str(self.files.folder)]
         more = [] if number is None else [str(number)]
         try:
             with self.files.log(member).open("ab") as log:
                 handle = subprocess.Popen(
-                    self._command(role, member, *more),
+                    [*command, member, *more],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -127,12 +126,13 @@ class LocalLauncher:
     def _bear(self) -> None:
         """Processes that wait for a nursery, as soon as it is ready."""
         ready = {role for role, nursery in self._nurseries.items() if nursery.ready()}
-        for newborn in [one for one in self._unborn if one[0] in ready]:
-            role, member, _ = newborn
+        for unborn in [one for one in self._unborn if one[0] in ready]:
+            role, member, number = unborn
+            newborn = (str(self.files.folder), role, member, number)
             forked = self._nurseries[role].fork(newborn, self.files.log(member))
             if forked is None:
                 break
-            self._unborn.remove(newborn)
+            self._unborn.remove(unborn)
             self._keep(role, member, forked)
         for role in [role for role, nursery in self._nurseries.items() if nursery.gone()]:
             self.close_nursery(role)
@@ -206,8 +206,11 @@ class LocalLauncher:
         for process in self.processes.values():
             _close_input(process.handle)
         self._unborn.clear()
-        for role in list(self._nurseries):
-            self.close_nursery(role)
+        for nursery in self._nurseries.values():
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(nursery.fileno())
+            give_back(nursery)
+        self._nurseries.clear()
         deadline = time.monotonic() + STOP_S
         for process in self.processes.values():
             try:

@@ -9,6 +9,8 @@ coordinator does, which is there from the first moment to clean up.
 What it forks becomes a child of the supervisor, as if it had been started by it: the process in
 between ends while the supervisor is the one that orphans below it are given to, which it is for no
 longer than that takes. So a nursery may die, and nobody notices.
+
+Whoever runs several jobs in one process, as a comparison does, lets them share: see `sharing`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import contextlib
 import ctypes
 import importlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -39,8 +42,8 @@ READY = b"ready"
 IMPORTS = {"trainer": "planaria.cluster.trainer_node", "server": "planaria.cluster.server_node"}
 """By role of what a nursery bears: the module that brings all that it needs."""
 
-Newborn = tuple[str, str, int | None]
-"""Its role and member, and the place or rank that it has from the start, if any."""
+Newborn = tuple[str, str, str, int | None]
+"""Its job's folder, role and member, and the place or rank that it has from the start, if any."""
 
 _one_at_a_time = threading.Lock()  # who reaps is known to the kernel by process, not by job
 
@@ -80,17 +83,18 @@ class Forked:
 class Nursery:
     """The supervisor's side."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
-        """arguments: the command that ends in `serve`."""
+    def __init__(self, role: str, environment: dict[str, str]) -> None:
+        self.surroundings = _surroundings(role, environment)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ready = False
         self._began = time.monotonic()
-        with theirs, log.open("ab") as out:
+        with theirs:
             self._process = subprocess.Popen(
-                arguments,
+                # -P: what lies in the user's folder must not pass for one of our modules.
+                [sys.executable, "-P", "-m", "planaria.cluster", "nursery", role],
                 stdin=theirs.fileno(),
-                stdout=out,
-                stderr=out,
+                stdout=subprocess.DEVNULL,  # what it cannot do, the slow way will tell
+                stderr=subprocess.DEVNULL,
                 env=environment,
                 start_new_session=True,
             )
@@ -174,7 +178,61 @@ def _given_orphans() -> Iterator[None]:
             libc.prctl(PR_SET_CHILD_SUBREAPER, was.value)
 
 
-def serve(role: str, run: Callable[[str, str, int | None], int]) -> None:
+_shared: list[Nursery] | None = None  # that no job uses now; None: they are not shared
+_sharing = threading.Lock()
+
+
+@contextlib.contextmanager
+def sharing() -> Iterator[None]:
+    """The jobs that this process runs meanwhile, one after the other, share their nurseries."""
+    global _shared
+    with _sharing:
+        outermost = _shared is None
+        _shared = _shared or []
+    try:
+        yield
+    finally:
+        if outermost:
+            with _sharing:
+                unused, _shared = _shared or [], None
+            for nursery in unused:
+                nursery.close()
+
+
+def borrow(role: str, environment: dict[str, str]) -> Nursery:
+    """One that was given back and would start the same now, or a new one."""
+    wanted = _surroundings(role, environment)
+    with _sharing:
+        for nursery in list(_shared or ()):
+            if nursery.surroundings == wanted:
+                assert _shared is not None
+                _shared.remove(nursery)
+                if not nursery.gone():
+                    return nursery
+                nursery.close()
+    return Nursery(role, environment)
+
+
+def give_back(nursery: Nursery) -> None:
+    with _sharing:
+        if _shared is not None and nursery.ready() and not nursery.gone():
+            _shared.append(nursery)
+            return
+    nursery.close()
+
+
+def _surroundings(role: str, environment: dict[str, str]) -> object:
+    """All that a process has from the one that starts it."""
+    limits = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT")}
+    return (
+        role,
+        sorted(environment.items()),
+        str(Path.cwd()),
+        sorted((name, resource.getrlimit(limit)) for name, limit in limits.items()),
+    )
+
+
+def serve(role: str, run: Callable[[str, str, str, int | None], int]) -> None:
     """The nursery itself, until the other end of standard input closes.
 
     run: what a process does until its end; returns its exit code.

@@ -12,6 +12,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from planaria.cluster.nursery import sharing
 from planaria.comparing.emulation import STRATEGIES, Emulation
 from planaria.comparing.page import as_page
 from planaria.comparing.pictures import as_csv, overhead_png, quality_png, show
@@ -87,7 +88,8 @@ def _run(console: Console, emulation: Emulation, job: Config, names: Sequence[st
             return run_here(display, job, schedule)
 
     try:
-        return compare(emulation, job, names, run)
+        with sharing():
+            return compare(emulation, job, names, run)
     except (KeyboardInterrupt, Interrupted):
         leave(EXIT_INTERRUPTED, "interrupted; all processes were stopped")
     except (PlanariaError, OSError) as error:
