@@ -232,12 +232,24 @@ def test_a_scrub_of_a_dead_job_does_not_wait_for_it(folder: Path) -> None:
         files.create(tiny(), Beginning("job"))
         (files.folder / "coordinator.address").write_text("ipc:///nowhere")
         assert running_jobs() == [files.folder]  # a control: this process is there
-        (files.folder / "supervisor").write_text(f"{2**30} 1")
+        (files.folder / "supervisor").unlink()
+        (files.folder / "supervisor").touch()  # that nobody has a lock on
         assert running_jobs() == []
         with pytest.raises(ClusterError, match="no job runs in"):
             scrub(files.folder, 60)
     finally:
         files.remove()
+
+
+def test_how_a_process_ended_is_told_where_nobody_is_told_of_children(folder: Path) -> None:
+    """Where SIGCHLD was inherited as ignored, the kernel buried them, and nobody saw how."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        report = BeatenRun(tiny("servers=2", "parity=1"), [Blow(10, ("server:1",))]).run()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    (failure,) = report["failures"]
+    assert (failure["who"], failure["reason"]) == ("server:1", "killed by SIGKILL")
 
 
 def test_a_lost_job_leaves_a_report_and_exit_code_3(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,18 @@ def test_a_folder_whose_name_is_too_long_for_sockets_is_refused(tmp_path: Path) 
     assert (
         preflight.check(job("cluster.transport=tcp"), facts=ENOUGH, folder=Path(f"{fits}x")) == []
     )
+
+
+def test_a_home_without_room_for_views_and_logs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six coordinators in a row could not save, and none of them could say why."""
+    folder = tmp_path / "jobs" / "job"
+    assert preflight.check(Config(), folder=folder) == []  # a control
+    usage = shutil.disk_usage(tmp_path)._replace(free=24 << 10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(ConfigError, match=r"PLANARIA_HOME: .* has room for 24\.6 kB"):
+        preflight.check(Config(), folder=folder)
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.1"])

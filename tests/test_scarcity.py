@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from cluster_jobs import wait_until
 from typer.testing import CliRunner
 
 from planaria.checkpoints import Lease
@@ -70,17 +71,87 @@ def test_what_killed_processes_left_is_removed_by_the_next_job_but_for_their_log
     sockets stayed until twenty more jobs had run.
     """
     monkeypatch.setenv("PLANARIA_HOME", str(tmp_path))
-    left, running = JobFiles.fresh(), JobFiles.fresh()
-    for one in (left, running):
-        one.create(Config(), job_files.Beginning("ab" * 16))
-        one.log("server-0").write_text("killed\n")
-    (left.folder / "supervisor").write_text("1 0")  # there is a process 1, but it is another
+    left = left_by_a_killed_supervisor()
+    running = JobFiles.fresh()
+    running.create(Config(), job_files.Beginning("ab" * 16))
+    assert running.running()
+    assert not left.running()
     being_made = JobFiles.fresh()  # nothing is in it yet
     JobFiles.fresh()
     assert [path.name for path in left.folder.iterdir()] == ["logs"]
     assert left.log("server-0").exists()
     assert (running.folder / "keys").exists()
     assert being_made.folder.exists()
+    running.remove()
+
+
+SUPERVISOR = """
+import sys, time
+from planaria.cluster.files import Beginning, JobFiles
+from planaria.config import Config
+files = JobFiles.fresh()
+files.create(Config(), Beginning("ab" * 16))
+files.log("server-0").write_text("killed")
+print(files.folder, flush=True)
+sys.stdin.read()
+"""
+
+
+def left_by_a_killed_supervisor(*command: str) -> JobFiles:
+    """command: what to start it with, which may hide it from others."""
+    with supervised(*command) as (files, process):
+        process.kill()
+        process.wait()
+        return files
+
+
+@contextmanager
+def supervised(*command: str) -> Iterator[tuple[JobFiles, subprocess.Popen[str]]]:
+    with subprocess.Popen(
+        [*command, sys.executable, "-c", SUPERVISOR],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        yield JobFiles(Path(process.stdout.readline().strip())), process
+        process.stdin.close()
+
+
+def test_the_files_of_a_job_in_another_container_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor was known by its number, which means another process there, or none: the next
+    job removed the files of one that was running.
+    """
+    monkeypatch.setenv("PLANARIA_HOME", str(tmp_path))
+    elsewhere: tuple[str, ...] = ("unshare", "--pid", "--fork", "--kill-child")
+    if subprocess.run([*elsewhere, "true"], capture_output=True, check=False).returncode:
+        elsewhere = ()  # not allowed here: another process must do
+    with supervised(*elsewhere) as (files, _):
+        JobFiles.fresh()
+        assert (files.folder / "keys").exists()
+        assert files.running()
+    assert wait_until(lambda: not files.running(), 10)
+    JobFiles.fresh()
+    assert not (files.folder / "keys").exists()
+
+
+def test_jobs_that_clear_up_at_the_same_moment_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One found that a folder was gone which it had just seen, and could not start."""
+    monkeypatch.setenv("PLANARIA_HOME", str(tmp_path))
+    program = (
+        "from planaria.cluster.files import JobFiles\n"
+        "for _ in range(150):\n"
+        "    files = JobFiles.fresh()\n"
+        "    (files.folder / 'supervisor').touch()\n"
+        "    files.remove(keep_logs=_ % 2 == 0)\n"
+    )
+    several = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(3)]
+    assert [one.wait(120) for one in several] == [0, 0, 0]
 
 
 def test_a_process_whose_end_nobody_could_see_is_one_that_could_not_be_started(

@@ -65,3 +65,22 @@ def test_a_process_that_slept_as_a_whole_did_not_hang() -> None:
     pulse = Pulse(beat_s=0.2, now=100.0)
     pulse.turn(100.1)
     assert 0 <= pulse.beat(165.2) <= 200
+
+
+def test_who_is_given_up_for_silence_buys_the_others_time() -> None:
+    """On a machine with far too much to do, one trainer after the other was taken for dead in its
+    first step, until the job gave up.
+    """
+    watched = watch()
+    assert ticked(watched, 12.5) == [Silence("a", 2.5, hung=False)]
+    watched.forget("a")
+    watched.gave_up(12.5)
+    watched.heard("b", 12.5)
+    assert ticked(watched, 16.5, 13.0) == []  # a control is above: 2.5 s were too long there
+    assert ticked(watched, 17.0, 17.0) == [Silence("b", 4.5, hung=False)]
+    for _ in range(5):
+        watched.gave_up(17.0)
+    assert watched.limit_s == 16.0  # and no more, however many
+    watched.heard("b", 17.0)
+    ticked(watched, 80.0, 17.5)
+    assert watched.limit_s == 2.0

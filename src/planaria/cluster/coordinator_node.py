@@ -119,6 +119,8 @@ class CoordinatorNode(Node):
         for member in sorted(self._silent.keys() & self.machine.dead):
             silence = self._silent.pop(member)
             log(f"{member} is given up: {silence}")
+            if not silence.hung:
+                self.watch.gave_up(time.monotonic())
             self.line.tell(Silent(member=member, seconds=silence.seconds, hung=silence.hung))
         for to, message in outbox:
             if to == SUPERVISOR and isinstance(message, Spawn):

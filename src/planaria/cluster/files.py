@@ -1,7 +1,7 @@
 """The job's folder: what its processes must share before they can talk, and their logs.
 
     <home>/jobs/<name>/
-        supervisor            the process that the job ends with, and when it was started
+        supervisor            locked by the process that the job ends with
         supervisor.address    where it listens
         config.json           the checked configuration
         start.json            the job's identity, and the step that its processes start from
@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
@@ -46,6 +47,7 @@ class Beginning(msgspec.Struct, frozen=True):
 
 
 HOME = "PLANARIA_HOME"
+_held: dict[Path, int] = {}  # by job's folder: the descriptor whose lock says that it is running
 
 
 def home() -> Path:
@@ -79,19 +81,36 @@ class JobFiles:
     def create(self, config: Config, beginning: Beginning) -> Keys:
         """Everything but where the supervisor listens."""
         keys = Keys.make(secrets.token_bytes(16), encrypt=config.cluster.encrypted)
-        write_atomically(self.folder / "supervisor", f"{os.getpid()} {_born(os.getpid())}".encode())
+        self._hold()
         write_atomically(self.folder / "config.json", msgspec.json.encode(config.to_dict()))
         write_atomically(self.folder / "start.json", msgspec.json.encode(beginning))
         write_atomically(self.folder / "keys", msgspec.msgpack.encode(keys), 0o600)
         return keys
 
+    def _hold(self) -> None:
+        """As long as this process lives, it has a lock on a file: that can be seen from another
+        container too, where its number means nothing.
+        """
+        new = self.folder / "supervisor.new"
+        descriptor = os.open(new, os.O_CREAT | os.O_RDWR, 0o600)
+        _held[self.folder] = descriptor
+        with contextlib.suppress(OSError):  # a file system without locks: see `running`
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        new.rename(self.folder / "supervisor")
+
     def running(self) -> bool:
         """Whether the job's supervisor is there; a folder may outlive it where all was killed."""
         try:
-            pid, born = (self.folder / "supervisor").read_text().split()
-            return _born(int(pid)) == born
-        except (OSError, ValueError):
+            descriptor = os.open(self.folder / "supervisor", os.O_RDWR)
+        except OSError:
             return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:  # it is held, or nobody can tell
+            return True
+        finally:
+            os.close(descriptor)
+        return False
 
     def config(self) -> dict[str, Any]:
         config: dict[str, Any] = msgspec.json.decode((self.folder / "config.json").read_bytes())
@@ -188,17 +207,19 @@ class JobFiles:
         return self.folder / f"coordinator-{epoch:08}.json"
 
     def remove(self, *, keep_logs: bool = False) -> None:
-        """Only what is a job's folder: it has logs in it."""
+        """Only what is a job's folder: it has logs in it. Others may be at the same."""
+        if (descriptor := _held.pop(self.folder, None)) is not None:
+            os.close(descriptor)
         logs = self.folder / "logs"
         if not logs.is_dir():
             return
         if not keep_logs:
             shutil.rmtree(self.folder, ignore_errors=True)
             return
-        for path in self.folder.iterdir():
-            if path != logs:
+        for name in ("keys", *_names_in(self.folder)):  # keys first, whatever comes between
+            if name != logs.name:
                 with contextlib.suppress(OSError):
-                    path.unlink()
+                    (self.folder / name).unlink()
 
 
 def forget_old(jobs: Path) -> None:
@@ -208,15 +229,24 @@ def forget_old(jobs: Path) -> None:
     cleaned up for it, were killed together. A folder without a supervisor's file may be one that is
     being made.
     """
-    ended = [folder for folder in jobs.iterdir() if not JobFiles(folder).running()]
-    by_age = sorted(ended, key=lambda folder: folder.stat().st_mtime, reverse=True)
-    for number, folder in enumerate(by_age):
+    ended = [jobs / name for name in _names_in(jobs) if not JobFiles(jobs / name).running()]
+    for number, folder in enumerate(sorted(ended, key=_changed_at, reverse=True)):
         if number >= JOBS_KEPT:
             JobFiles(folder).remove()
         elif (folder / "supervisor").exists():
             JobFiles(folder).remove(keep_logs=True)
 
 
-def _born(pid: int) -> str:
-    """When a process was started, by the kernel's count; numbers of processes are used again."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+def _names_in(folder: Path) -> list[str]:
+    """None if it is gone: another job may be clearing up, too."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _changed_at(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -27,6 +27,7 @@ TASKS_BESIDE = 6  # threads of a process that compute nothing: transport, beats,
 DESCRIPTORS_PER_PEER = 3
 DESCRIPTORS_BESIDE = 100  # libraries, logs, files of a checkpoint
 SOCKET_NAME = "/coordinator-00000.ipc"  # the longest in the job's folder
+HOME_BYTES = 4 << 20  # of a job's folder: what its coordinators save, and logs
 SUN_PATH_BYTES = 107
 NEARLY_ALL = 0.8
 
@@ -63,6 +64,7 @@ def check(
         *_descriptor_problems(config, facts),
         *_task_problems(config, facts),
         *_address_problems(config, folder),
+        *_home_problems(folder),
     ]
     notes = list(_memory_notes(config, facts))
     if config.checkpoint.path is not None and config.saves:
@@ -89,7 +91,7 @@ def memory_needed(config: Config) -> Memory:
         parity += (held - data) * arena.words * 4
         change = (arena.words * 4 + 8) * (1 + config.r)  # a delta and an index, here and there
         history += min(touched, arena.rows) * change * config.history.steps
-    servers = config.servers + config.spares + 1  # the coordinator is as large
+    servers = config.servers + config.spares + 2  # the coordinator and a nursery are as large
     of_trainers = config.ranks * (TRAINER_BYTES + 4 * _dense_words(config)) + _batch_bytes(config)
     return Memory(records, parity, history, servers * SERVER_BYTES + of_trainers)
 
@@ -143,8 +145,8 @@ def _memory_notes(config: Config, facts: Facts) -> Iterator[str]:
 
 
 def _processes(config: Config) -> int:
-    """Servers, spares, trainers, coordinator, the one that trainers are forked from."""
-    return config.servers + config.spares + config.ranks + 2
+    """Servers, spares, trainers, coordinator, the two that the others are forked from."""
+    return config.servers + config.spares + config.ranks + 3
 
 
 def descriptors_needed(config: Config) -> int:
@@ -198,6 +200,16 @@ def _address_problems(config: Config, folder: Path | None) -> Iterator[str]:
         yield (
             f"cluster.host: cannot listen on {host}: {error.strerror or error}; give a name or IP "
             "address of this machine"
+        )
+
+
+def _home_problems(folder: Path | None) -> Iterator[str]:
+    """Where views and logs are written. folder: the job's, which is not made yet."""
+    there = [parent for parent in folder.parents if parent.is_dir()] if folder else []
+    if there and (free := shutil.disk_usage(there[0]).free) < HOME_BYTES:
+        yield (
+            f"PLANARIA_HOME: {there[0]} has room for {_size(free)}, but a job's views and logs may "
+            f"take {_size(HOME_BYTES)}; make room, or set PLANARIA_HOME to another folder"
         )
 
 

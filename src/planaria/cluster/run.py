@@ -237,11 +237,15 @@ class JobRun:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             if signal.getsignal(number) is signal.default_int_handler
         ]
+        of_children = signal.getsignal(signal.SIGCHLD)
+        if of_children is signal.SIG_IGN:  # as inherited: then nobody is told how a process ended
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in numbers:
             signal.signal(number, on_signal)
         try:
             yield
         finally:
+            signal.signal(signal.SIGCHLD, of_children)
             for number in numbers:
                 signal.signal(number, signal.default_int_handler)
 

@@ -291,13 +291,14 @@ class SupervisorMachine:
     def tick(self, now: float) -> None:
         slept_s = now - self._ticked
         self._now = self._ticked = now
-        if slept_s > self._watch.limit_s / 2:  # nobody else is to blame for that
+        if slept_s > self._watch.base_s / 2:  # nobody else is to blame for that
             self._moved_at = now
             for child in self.children.values():
                 child.heard_at = now
         for silence in self._watch.tick(now):
             if silence.member == self.coordinator and silence.member in self.children:
                 self._kill(silence.member, f"silent for {silence.seconds:.1f} s")
+                self._watch.gave_up(now)
         for at, role in list(self._due):
             if now >= at:
                 self._due.remove((at, role))
@@ -350,7 +351,10 @@ class SupervisorMachine:
         what, key = "it is silent", "heartbeat_limit_ms"
         if told.hung:
             what, key = "its main loop hangs", "hang_limit_s"
-        reason = f"{what} for {told.seconds:.1f} s (cluster.{key})"
+        reason = (
+            f"{what} for {told.seconds:.1f} s; if it was only slow, on a machine with too much to "
+            f"do, raise cluster.{key}"
+        )
         self._note_failure(told.member, child, "hung", reason)
 
     def _on_coordinator_gone(self, member: Member, child: Child, ended: Ended) -> None:

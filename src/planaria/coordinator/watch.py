@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from planaria.wire.messages import Member
 
+LENIENT_S = 60.0  # for so long after somebody was given up
+MOST_DOUBLINGS = 3
+
 
 @dataclass(frozen=True)
 class Silence:
@@ -25,11 +28,15 @@ class Watch:
 
     limit_s: without a sign for so long, a member is silent. hang_s: a member whose beats say that
     its main loop has not turned for so long is hung.
+
+    Where a machine is short of time, members are silent that only wait for their turn, and so would
+    those be that take their places. So every one that is given up doubles the limit for a while.
     """
 
     def __init__(self, limit_s: float, hang_s: float) -> None:
-        self.limit_s = limit_s
+        self.base_s = limit_s
         self.hang_s = hang_s
+        self._given_up: list[float] = []  # when, of late
         self._heard: dict[Member, tuple[float, float]] = {}  # when, and the age that it told
         self._last_tick: float | None = None
 
@@ -43,10 +50,19 @@ class Watch:
     def forget(self, member: Member) -> None:
         self._heard.pop(member, None)
 
+    def gave_up(self, now: float) -> None:
+        """Somebody was given up because it was silent."""
+        self._given_up = [*self._given_up, now][-MOST_DOUBLINGS:]
+
+    @property
+    def limit_s(self) -> float:
+        return self.base_s * (1 << len(self._given_up))
+
     def tick(self, now: float) -> list[Silence]:
         """Everybody who is silent or hung now. Called at least four times per limit_s."""
         last, self._last_tick = self._last_tick, now
-        if last is not None and now - last > self.limit_s / 2:
+        self._given_up = [at for at in self._given_up if now - at < LENIENT_S]
+        if last is not None and now - last > self.base_s / 2:
             # It is this process that slept, and what the others sent is still on its way.
             self._heard = dict.fromkeys(self._heard, (now, 0.0))
             return []

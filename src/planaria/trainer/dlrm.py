@@ -119,9 +119,9 @@ class DLRM:
             logits, torch.as_tensor(labels), reduction="sum"
         )
         parameters = [part for layer in self._bound for part in layer]
-        of_embeddings, *of_parameters = torch.autograd.grad(
-            loss_sum, [leaf, *parameters], torch.tensor(1 / global_batch)
-        )
+        # Not as an argument of grad: the first time that it is given one, torch imports SymPy.
+        share = loss_sum * torch.tensor(1 / global_batch)
+        of_embeddings, *of_parameters = torch.autograd.grad(share, [leaf, *parameters])
         return Gradients(
             float(loss_sum.detach()),
             logits.detach().numpy(),
