@@ -131,7 +131,7 @@ def test_a_frozen_server_is_replaced_and_killed() -> None:
     to_the_end = Freeze("spare", 0, 1, 90, seconds=600)  # must not hold up the end
     run = BeatenRun(config, schedule=[short, to_the_end], on_event=freeze)
     assert run.run()["digest"] == undisturbed()
-    assert 1.3 < silent_at[0] - frozen_at[0] < 5
+    assert 1.3 < silent_at[0] - frozen_at[0] < config.cluster.deadline_s
     codes = {member: exited.code for member, exited in run.of(Exited)}
     assert codes["server-1"] == -signal.SIGKILL
     assert "server-2" not in codes
@@ -173,13 +173,13 @@ def test_a_trainer_that_was_started_in_vain_has_no_say_in_the_digest() -> None:
         (("servers=3", "parity=1"), ("trainer:0", "trainer:1"), "no trainer is left"),
     ],
 )
-def test_more_losses_than_parity_end_the_job_in_five_seconds_with_a_sentence(
+def test_more_losses_than_parity_end_the_job_at_once_with_a_sentence(
     folder: Path, shape: tuple[str, ...], victims: tuple[str, ...], says: str
 ) -> None:
     run = BeatenRun(tiny(*shape, "spares=0"), [Blow(10, victims, 3.0)])
     with pytest.raises(LossError, match=says) as raised:
         run.run()
-    assert time.monotonic() - run.beating.struck_at < 5
+    assert time.monotonic() - run.beating.struck_at < run.config.cluster.deadline_s
     assert processes_of(folder) == []
     if victims[0].startswith("server") and run.config.r:
         named = re.findall(r"\[[\d, ]+\]", str(raised.value))[1:]
