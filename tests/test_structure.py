@@ -34,6 +34,8 @@ ORDER = [
     "wire",
     "server",
     "trainer",
+    "torch",
+    "models",
     "exporting",
     "coordinator",
     "control",
