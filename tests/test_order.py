@@ -69,9 +69,7 @@ def test_each_epoch_has_each_training_sample_once_and_no_other(
     assert abs(len(held_out) - samples * share) <= 1
     for epoch in range(2):
         steps = read(order, epoch)
-        assert sorted(i for step in steps for i in step) == sorted(
-            set(range(samples)) - held_out
-        )
+        assert sorted(i for step in steps for i in step) == sorted(set(range(samples)) - held_out)
         assert all(len(step) == batch for step in steps[:-1])
     dropping = Order(
         samples, batch, shuffle=shuffle, seed=seed, validation_share=share, blocks=blocks
@@ -167,7 +165,9 @@ def test_other_seeds_hold_out_other_samples() -> None:
 
 
 def test_an_order_of_many_samples_needs_no_memory_for_them() -> None:
-    order = Order(10**12, 4096, shuffle=True, validation_share=0.01, blocks=np.arange(0, 10**12, 10**8))
+    order = Order(
+        10**12, 4096, shuffle=True, validation_share=0.01, blocks=np.arange(0, 10**12, 10**8)
+    )
     found = np.asarray(order.indices(10**8, 0))
     assert len(np.unique(found)) == 4096
     assert found.min() >= 0

@@ -40,15 +40,13 @@ def unpack(samples: Samples) -> list[tuple[float, list[float], list[Bag]]]:
         bags.append(items[:length])
         items = items[length:]
     n = len(samples)
-    return [
-        (float(samples.labels[i]), samples.dense[i].tolist(), bags[i::n]) for i in range(n)
-    ]
+    return [(float(samples.labels[i]), samples.dense[i].tolist(), bags[i::n]) for i in range(n)]
 
 
 bag = st.lists(st.tuples(st.integers(0, 99), st.sampled_from([0.5, 1.0, 2.0])), max_size=3)
 single = st.tuples(st.integers(0, 99), st.just(1.0)).map(lambda item: [item])
 samples_of_any_shape = st.one_of(
-    st.lists(st.lists(one, min_size=3, max_size=3), max_size=6) for one in (bag, single)
+    [st.lists(st.lists(one, min_size=3, max_size=3), max_size=6) for one in (bag, single)]
 )
 
 

@@ -100,7 +100,7 @@ def test_damaged_parquet_files_are_refused(tmp_path: Path) -> None:
         said = refusal(lambda: ParquetFiles(path, SCHEMA))
         assert "a.parquet" in said
         assert "cut off: restore it" in said
-    path.write_bytes(content[:4] + bytes(len(content) // 3) + content[4 + len(content) // 3 :])
+    path.write_bytes(content[:4] + bytes(40) + content[44:])
     source = ParquetFiles(path, SCHEMA)  # its footer is whole
     assert "a.parquet" in refusal(lambda: source.read(0, 3))
     path.write_bytes(b"")
@@ -124,7 +124,7 @@ def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
         (b",1,1", "line 3: the label 'y' is missing"),
         (b"1,1", "line 3: 2 fields; expected 3 between ','"),
         (b"1,1,1,1", "line 3: 4 fields; expected 3 between ','"),
-        (b"", "line 3: 1 fields; expected 3"),
+        (b"", "line 3: the label 'y' is missing"),
         (b'1,"2\n3",1', "a.csv, line "),
         (b'1,"2,1', "a.csv, line "),
     ],
@@ -187,7 +187,10 @@ def test_wrong_vocabularies_are_refused(tmp_path: Path, content: str | None, say
         ("label: y\nsparse: [{column: a, rows: 0}]", "sparse[0].rows: Expected `int` >= 1"),
         ("label: y\nsparse: [{column: a, rows: 5, type: float}]", "sparse[0].type: Invalid"),
         ("label: y\nsparse: [{column: a, rows: 5, weights: w}]", "sparse[0]: weights go with"),
-        ("label: y\nsparse: [{column: a, rows: 5}, {column: a, rows: 5}]", "'a' stands there twice"),
+        (
+            "label: y\nsparse: [{column: a, rows: 5}, {column: a, rows: 5}]",
+            "'a' stands there twice",
+        ),
         (
             "label: y\nsparse: [{column: a, rows: 5, table: t}, {column: b, rows: 6, table: t}]",
             "'a' and 'b' share the table 't'; expected the same rows",

@@ -1,22 +1,27 @@
-"""What is in files of samples, and a schema to start from: planaria data."""
+"""What is in files of samples, and a schema to start from: planaria data.
+
+What needs PyArrow is imported by the commands themselves: it takes a third of a second, which all
+other commands can do without.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from planaria.data.opening import Opened, open_source, open_tables
 from planaria.data.presets import PRESETS
 from planaria.data.schema import Schema
-from planaria.data.suggesting import suggest
-from planaria.data.survey import ColumnSurvey, survey
 from planaria.errors import PlanariaError
 from planaria.exits import EXIT_CONFIG, leave
+
+if TYPE_CHECKING:
+    from planaria.data.opening import Opened
+    from planaria.data.survey import ColumnSurvey
 
 app = typer.Typer(no_args_is_help=True, help="Look at files of samples before a job reads them.")
 console = Console(highlight=False)
@@ -35,13 +40,18 @@ def inspect(
     preset: Annotated[
         str | None, typer.Option(help=f"What the files are: {', '.join(PRESETS)}.")
     ] = None,
-    label: Annotated[str | None, typer.Option(help="The column to learn, if it is not seen.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="The column to learn, if it is not seen.")
+    ] = None,
 ) -> None:
     """Show the columns of files: types, nulls, values, and how unevenly they are used.
 
     Values are counted exactly up to a million in a column; figures after a ~ are estimates. The
     share of the hottest 1 % is how much of all uses goes to the 1 % of values that are used most.
     """
+    from planaria.data.opening import open_tables
+    from planaria.data.survey import survey
+
     if preset is not None and preset not in PRESETS:
         leave(EXIT_CONFIG, f"--preset: expected {', '.join(PRESETS)}, got {preset!r}")
     try:
@@ -70,6 +80,8 @@ def vocabulary(
 
     The most frequent values come first, as many as the table has rows for.
     """
+    from planaria.data.opening import open_source
+
     try:
         with console.status("reading"), open_source(files, Schema.load(schema)) as source:
             made = source.make_vocabularies()
@@ -107,6 +119,8 @@ def _write(
     opened: Opened,
     label: str | None,
 ) -> None:
+    from planaria.data.suggesting import suggest
+
     lines = [f"Made by planaria data inspect, from {', '.join(files)}. Look it over."]
     if opened.preset is not None:
         schema = opened.preset

@@ -135,9 +135,7 @@ class BlockSource:
         table = self._tables.read(number, self.schema.needs)
         found = self._columns.samples(table, self._placer(number))
         self._kept[number] = found
-        while (
-            len(self._kept) > BLOCKS_KEPT and sum(map(len, self._kept.values())) > SAMPLES_KEPT
-        ):
+        while len(self._kept) > BLOCKS_KEPT and sum(map(len, self._kept.values())) > SAMPLES_KEPT:
             self._kept.popitem(last=False)
         return found
 

@@ -139,9 +139,7 @@ def is_text(kind: Any) -> bool:
 
 def is_list(kind: Any) -> bool:
     types = pa.types
-    return bool(
-        types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    )
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _numbers(array: Any, name: str, place: Place) -> Doubles:
@@ -274,8 +272,8 @@ def texts(array: Any) -> tuple[Bytes, Index, Index]:
     dtype = np.int64 if _is_large(array.type) else np.int32
     if not len(array):
         return np.empty(0, np.uint8), NO_ROWS, NO_ROWS
-    bounds = np.frombuffer(offsets, dtype)[array.offset : array.offset + len(array) + 1]
-    bounds = bounds.astype(np.int64)
+    stored = np.frombuffer(offsets, dtype)[array.offset : array.offset + len(array) + 1]
+    bounds: Index = stored.astype(np.int64)
     content = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
     return content, bounds[:-1], np.diff(bounds)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,7 +38,7 @@ class ParquetTables:
         self._first_blocks = [0]  # of each file, and how many there are
         sizes: list[int] = []
         for path in self.files:
-            footer = _trying(path, lambda path=path: pq.read_metadata(path))
+            footer = _trying(path, partial(pq.read_metadata, path))
             columns = {field.name: field.type for field in footer.schema.to_arrow_schema()}
             check_columns(path, list(columns), needs)
             if not self._footers:

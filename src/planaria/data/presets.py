@@ -15,18 +15,17 @@ CRITEO = Schema(
 and numbers as planaria.data.CriteoFile has."""
 
 _AVAZU_ROWS = {
-    **{"C1": 1000, "banner_pos": 1000, "site_id": 100_000, "site_domain": 100_000},
-    **{"site_category": 1000, "app_id": 100_000, "app_domain": 10_000, "app_category": 1000},
-    **{"device_id": 1_000_000, "device_ip": 1_000_000, "device_model": 100_000},
-    **{"device_type": 1000, "device_conn_type": 1000},
-    **{f"C{n}": 10_000 for n in range(14, 22)},
+    1000: "C1 banner_pos site_category app_category device_type device_conn_type",
+    10_000: "app_domain C14 C15 C16 C17 C18 C19 C20 C21",
+    100_000: "site_id site_domain app_id device_model",
+    1_000_000: "device_id device_ip",
 }
 AVAZU = Schema(
     label="click",
     # YYMMDDHH: the hour of the day is what comes again.
     sparse=(
         Sparse("hour", 100, "integer", modulo=100),
-        *(Sparse(name, rows) for name, rows in _AVAZU_ROWS.items()),
+        *(Sparse(name, rows) for rows, names in _AVAZU_ROWS.items() for name in names.split()),
     ),
 )
 """Avazu's train.csv."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from planaria.errors import ArgumentError
 from planaria.kernels.types import Floats, Index
 
+T = TypeVar("T", bound=np.generic)
 Lengths: TypeAlias = NDArray[np.int32]
 
 
@@ -34,7 +35,9 @@ class Samples:
     def __post_init__(self) -> None:
         n = len(self.labels)
         if self.dense.ndim != 2 or len(self.dense) != n:
-            raise ArgumentError(f"expected dense[{n}, any], like the labels, got {self.dense.shape}")
+            raise ArgumentError(
+                f"expected dense[{n}, any], like the labels, got {self.dense.shape}"
+            )
         if len(self.lengths) != len(self.keys) * n:
             raise ArgumentError(
                 f"{n} samples with {len(self.keys)} keys have {len(self.keys) * n} bags, "
@@ -124,9 +127,7 @@ def _weights(part: Samples) -> Floats:
     return np.ones(len(part.values), np.float32) if part.weights is None else part.weights
 
 
-def _by_key(
-    parts: Sequence[Samples], arrays: Sequence[NDArray[np.generic]], dtype: type
-) -> NDArray[np.generic]:
+def _by_key(parts: Sequence[Samples], arrays: Sequence[NDArray[T]], dtype: type[T]) -> NDArray[T]:
     """What each part has of the first key, then of the second."""
     ends = [
         np.cumsum(part.lengths.reshape(len(part.keys), len(part)).sum(1, dtype=np.int64))

@@ -43,7 +43,8 @@ class Split:
         within = numbers - stretch * kept // self._held
         start, drawn = self._drawn(stretch)
         passed = (within >= drawn) & (stretch < self.held_out)
-        return start + within + passed
+        found: Index = start + within + passed
+        return found
 
     def held_out_sample(self, numbers: Index) -> Index:
         """Samples of the held-out ones 0, 1, 2 ..., in the order of the data."""

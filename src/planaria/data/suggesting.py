@@ -50,7 +50,9 @@ def suggest(
 
 
 def _label(columns: Sequence[ColumnSurvey]) -> str:
-    named = [column.name for wanted in LABELS for column in columns if column.name.lower() == wanted]
+    named = [
+        column.name for wanted in LABELS for column in columns if column.name.lower() == wanted
+    ]
     two_valued = [
         column.name
         for column in columns
@@ -99,5 +101,5 @@ def _weighted(one: Sparse, weights: str) -> Sparse:
 
 def suggested_rows(distinct: int) -> int:
     """Two per value, so that few values meet in one; rounded up to two digits."""
-    unit = 10 ** max(len(str(2 * distinct)) - 2, 0)
+    unit: int = 10 ** max(len(str(2 * distinct)) - 2, 0)
     return min(max(-(-2 * distinct // unit) * unit, 10), MAX_SUGGESTED_ROWS)

@@ -156,4 +156,6 @@ def _hashes(items: Any) -> Keys:
             items = pc.cast(items, pa.string())
     if is_text(items.type):
         return text_keys(*texts(items))
-    return mix(pc.cast(items, pa.int64(), safe=False).to_numpy(zero_copy_only=False).view(np.uint64))
+    return mix(
+        pc.cast(items, pa.int64(), safe=False).to_numpy(zero_copy_only=False).view(np.uint64)
+    )

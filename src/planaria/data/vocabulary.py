@@ -66,17 +66,19 @@ class Vocabulary:
         wanted = str if id_type == "text" else int
         values: list[bytes | int] = []
         for number, line in enumerate(lines, 1):
+            value: Any = None
             try:
                 value = json.loads(line)
             except ValueError:
-                value = None
+                pass
             if type(value) is not wanted:
                 raise DataError(
                     f"{name}, line {number}: {line[:40]!r}; expected "
                     + ("text in quotes" if wanted is str else "a whole number")
                 )
-            is_text = isinstance(value, str)
-            values.append(value.encode("utf-8", "surrogateescape") if is_text else value)
+            if isinstance(value, str):
+                value = value.encode("utf-8", "surrogateescape")
+            values.append(value)
         if len(set(values)) < len(values):
             raise DataError(f"{name} has a value twice; make it anew")
         return cls(pa.array(values, pa.binary() if wanted is str else pa.int64()))
