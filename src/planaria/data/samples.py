@@ -72,20 +72,21 @@ class Samples:
     def take(self, index: Index) -> Samples:
         """Samples by number, in that order; one may stand twice. Nothing is shared with these."""
         shape = (len(self.keys), len(self))
-        lengths = self.lengths.reshape(shape)[:, index].ravel()
+        lengths = self.lengths.reshape(shape).take(index, axis=1).ravel()
         weights = self.weights
         if self._one_each:
-            values = self.values.reshape(shape)[:, index].ravel()
+            values = self.values.reshape(shape).take(index, axis=1).ravel()
             if weights is not None:
-                weights = weights.reshape(shape)[:, index].ravel()
+                weights = weights.reshape(shape).take(index, axis=1).ravel()
         else:
             new_starts = np.cumsum(lengths, dtype=np.int64) - lengths
-            places = np.repeat(self._starts[:, index].ravel() - new_starts, lengths)
+            starts = self._starts.take(index, axis=1).ravel()
+            places = np.repeat(starts - new_starts, lengths)
             places += np.arange(len(places))
             values = self.values[places]
             if weights is not None:
                 weights = weights[places]
-        dense = self.dense[index]
+        dense = self.dense.take(index, axis=0)
         return Samples(self.labels[index], dense, self.keys, values, lengths, weights)
 
     @cached_property
