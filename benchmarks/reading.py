@@ -1,4 +1,4 @@
-"""How many samples one core reads: Parquet and CSV shaped like Criteo's, through `read` and hashing.
+"""How many samples one core reads: Parquet and text shaped like Criteo's, with hashing.
 
 `python -m benchmarks.reading --help` says how to use it; docs/benchmarks.md what is measured.
 """

@@ -42,6 +42,7 @@ ORDER = [
     "__init__",
     "exits",
     "display",
+    "inspecting",
     "planning",
     "comparing",
     "cli",

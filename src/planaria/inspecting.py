@@ -6,6 +6,7 @@ other commands can do without.
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,12 +60,12 @@ def inspect(
             counting = bar.add_task("looking for lines", total=None)
             known = None if preset is None else PRESETS[preset]
             opened = open_tables(files, known, lambda: bar.advance(counting))
-            tables = opened.tables
             bar.remove_task(counting)
-            task = bar.add_task("reading", total=int(tables.starts[-1]))
-            columns = survey(tables, lambda rows: bar.advance(task, rows))
-            tables.close()
-        _show(columns, int(tables.starts[-1]))
+            with closing(opened.tables) as tables:
+                rows = int(tables.starts[-1])
+                task = bar.add_task("reading", total=rows)
+                columns = survey(tables, lambda more: bar.advance(task, more))
+        _show(columns, rows)
         if write is not None:
             _write(write, files, columns, opened, label)
     except PlanariaError as error:
