@@ -150,6 +150,15 @@ def test_well_known_files_are_recognised(name: str, text: str, preset: str, fold
         assert source.samples == 1
 
 
+def test_columns_that_no_schema_can_have_are_shown_all_the_same(folder: Path) -> None:
+    strange = {"click": [0, 1], "s": [{"x": 1}, None], "when": pa.array([1, 2], pa.timestamp("s"))}
+    pq.write_table(pa.table({**strange, "none": pa.nulls(2)}), "a.parquet")
+    code, said = run("inspect", "a.parquet", "--write", "schema.yaml")
+    assert code == 0, said
+    assert re.search(r"s .*struct.* 50\.0%", said)
+    assert Schema.load("schema.yaml") == Schema(label="click")
+
+
 def test_files_that_only_look_a_little_like_it_are_not_taken_for_well_known(folder: Path) -> None:
     (folder / "a.csv").write_text("userId,movieId,rating\n1,2,3\n")
     opened = open_tables("a.csv")

@@ -149,6 +149,7 @@ def test_any_samples_in_any_order_are_those_of_one_pass(
     everything = source.read(0, N)
     for start, count in reads:
         assert equal(source.read(start, count), everything.slice(start, start + count))
+    assert equal(source.take(range(7, 60)), everything.slice(7, 60))
     index = np.array([start % N for start, _ in reads], np.int64)
     assert equal(source.take(index), everything.take(index))
 
@@ -213,6 +214,34 @@ def test_an_id_is_hashed_to_the_same_row_on_every_machine(tmp_path: Path) -> Non
         found = source.read(0, 9).values.tolist()
     assert found == [row_of(row["t"], 0) for row in rows] + [row_of(row["n"], 1) for row in rows]
     assert found[::5] == [193703, 125958, 607640]
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"city": pa.large_string(), "genres": pa.large_list(pa.string())},
+        {"city": pa.dictionary(pa.int8(), pa.string()), "click": pa.bool_()},
+        {"city": pa.string_view(), "genres": pa.list_(pa.string_view())},
+        {"user": pa.float64(), "age": pa.decimal128(9, 2)},
+        {"user": pa.string(), "age": pa.string(), "click": pa.string()},
+    ],
+)
+def test_how_a_column_is_stored_does_not_matter(tmp_path: Path, stored: dict[str, Any]) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    pq.write_table(table, tmp_path / "a.parquet")
+    for name, kind in stored.items():
+        place = table.column_names.index(name)
+        try:
+            column = table[name].cast(kind)
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+            column = pa.array(table[name].to_pylist(), kind)
+        table = table.set_column(place, name, column)
+    pq.write_table(table, tmp_path / "b.parquet")
+    with (
+        ParquetFiles(tmp_path / "a.parquet", SCHEMA) as one,
+        ParquetFiles(tmp_path / "b.parquet", SCHEMA) as other,
+    ):
+        assert equal(one.read(0, N), other.read(0, N))
 
 
 def test_columns_of_one_table_share_its_rows(tmp_path: Path) -> None:

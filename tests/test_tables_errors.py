@@ -53,7 +53,8 @@ def refusal(read: Callable[[], object]) -> str:
         ({"y": [0, 1, float("inf")]}, "a.parquet, row 3: the label 'y' is inf"),
         ({"x": ["1", "fast", "2"]}, "a.parquet, row 2: 'x' is 'fast'; expected a number"),
         ({"x": [0, 0, 1e300]}, "row 3: 'x' is '1e+300'; expected a number that fits float32"),
-        ({"id": [1.5, 2, 3]}, "'id' has the type double; expected whole numbers"),
+        ({"id": [1.5, 2, 3]}, "row 1: 'id' is '1.5'; expected a whole number"),
+        ({"id": [True, False, True]}, "'id' has the type bool; expected whole numbers"),
         ({"id": ["1", "2x", "3"]}, "row 2: 'id' is '2x'; expected a whole number"),
         ({"id": [[1], [2], [3]]}, "'id' has lists; expected one id, or `many: true`"),
         ({"tags": [1, 2, 3]}, "'tags' has the type int64; expected lists"),
@@ -112,6 +113,7 @@ def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
     assert "no sample" in refusal(lambda: ParquetFiles(tmp_path, SCHEMA))
     (tmp_path / "a.csv").write_text("y,x,id,tags,w\n")
     assert "no sample" in refusal(lambda: CsvFiles(tmp_path, SCHEMA))
+    assert "no files were given" in refusal(lambda: CsvFiles([], SCHEMA))
     assert "there are no such files" in refusal(lambda: CsvFiles(tmp_path / "b*.csv", SCHEMA))
 
 
@@ -198,6 +200,7 @@ def test_wrong_vocabularies_are_refused(tmp_path: Path, content: str | None, say
         ("label: y\ncolumns: [x]", "columns: expected 'y' among them"),
         ("label: y\nsparse: [{column: a, rows: 5, modulo: 5}]", "`modulo` goes with `type: int"),
         ("label: [", "expected YAML"),
+        ("label: y\ndense: [{column: x, fill: .nan}]", "dense[0]: fill: expected a number"),
         ("- 1", "Expected `object`"),
     ],
 )

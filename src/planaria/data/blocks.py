@@ -80,8 +80,9 @@ class BlockSource:
         )
         return concat([part for part in parts if len(part)])
 
-    def take(self, index: Index) -> Samples:
+    def take(self, numbers: Index | range) -> Samples:
         """Samples by number, in that order."""
+        index: Index = np.asarray(numbers, np.int64)
         if len(index) and not 0 <= index.min() <= index.max() < self.samples:
             wrong = index[(index < 0) | (index >= self.samples)][0]
             raise ArgumentError(f"there is no sample {wrong}: they are 0 to {self.samples - 1}")
@@ -146,7 +147,10 @@ class BlockSource:
 def find_files(paths: Paths, endings: Sequence[str]) -> list[str]:
     """One file, several, a pattern, or all files in a folder that end so; sorted unless several."""
     if not isinstance(paths, str | os.PathLike):
-        return [file for path in paths for file in find_files(path, endings)]
+        files = [file for path in paths for file in find_files(path, endings)]
+        if not files:
+            raise DataError("no files were given; name one at least")
+        return files
     path = os.fspath(paths)
     if os.path.isdir(path):
         names = sorted(entry.name for entry in os.scandir(path) if entry.is_file())

@@ -26,6 +26,7 @@ from planaria.kernels.types import Bytes, Floats, Index, Keys
 Place = Callable[[int], str]
 """Where a row stands: `clicks.csv, line 17`."""
 Doubles = NDArray[np.float64]
+MAX_WHOLE = 2.0**53  # beyond it, doubles cannot tell whole numbers apart
 NO_ROWS: Index = np.empty(0, np.int64)
 
 
@@ -76,7 +77,7 @@ class Columns:
 
     def _labels(self, table: Any, place: Place) -> Floats:
         name = self.schema.label
-        numbers = _numbers(_column(table, name), name, place)
+        numbers = _numbers(column_of(table, name), name, place)
         with np.errstate(over="ignore"):
             labels = numbers.astype(np.float32)
         bad = ~np.isfinite(labels)
@@ -123,8 +124,18 @@ class Columns:
 # ---------------------------------------------------------------------------- one column
 
 
-def _column(table: Any, name: str) -> Any:
-    return table.column(name).combine_chunks()
+def column_of(table: Any, name: str) -> Any:
+    """One array, with its text in one piece: some writers leave views of it."""
+    array = table.column(name).combine_chunks()
+    if _is_view(array.type):
+        return pc.cast(array, pa.large_binary())
+    if is_list(array.type) and _is_view(array.type.value_type):
+        return pc.cast(array, pa.large_list(pa.large_binary()))
+    return array
+
+
+def _is_view(kind: Any) -> bool:
+    return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
 
 
 def is_text(kind: Any) -> bool:
@@ -183,7 +194,7 @@ def _refuse(where: str, name: str, found: object, expected: str) -> NoReturn:
 
 
 def _dense(table: Any, one: Dense, place: Place) -> Floats:
-    numbers = _numbers(_column(table, one.column), one.column, place)
+    numbers = _numbers(column_of(table, one.column), one.column, place)
     missing = np.isnan(numbers)
     if missing.any():
         numbers = np.where(missing, 0.0, numbers)
@@ -203,7 +214,7 @@ def _dense(table: Any, one: Dense, place: Place) -> Floats:
 
 def _flat(table: Any, one: Sparse, place: Place) -> tuple[Any, Lengths]:
     """(ids of all rows, how many each row has)."""
-    array = _column(table, one.column)
+    array = column_of(table, one.column)
     if not one.many:
         if is_list(array.type):
             raise DataError(
@@ -244,6 +255,8 @@ def _typed(array: Any, one: Sparse, place: Place) -> Any:
     if one.type == "integer":
         if is_text(kind):
             array = _parse(array, pa.int64(), name, "a whole number below 2^63", place)
+        elif pa.types.is_floating(kind):  # what some tools make of integers with nulls
+            array = _whole(array, name, place)
         elif not pa.types.is_integer(kind):
             raise DataError(f"{place(0)}: {name!r} has the type {kind}; expected whole numbers")
         array = pc.cast(array, pa.int64(), safe=False)
@@ -260,6 +273,16 @@ def _typed(array: Any, one: Sparse, place: Place) -> Any:
     if pc.any(empty).as_py():
         array = pc.if_else(empty, pa.scalar(None, array.type), array)
     return array
+
+
+def _whole(array: Any, name: str, place: Place) -> Any:
+    numbers: Doubles = pc.cast(array, pa.float64()).to_numpy(zero_copy_only=False)
+    missing = np.isnan(numbers)
+    bad = ~missing & ((numbers != np.floor(numbers)) | (np.abs(numbers) > MAX_WHOLE))
+    if bad.any():
+        row = int(np.argmax(bad))
+        _refuse(place(row), name, numbers[row], "a whole number")
+    return pa.array(np.where(missing, 0, numbers).astype(np.int64), mask=missing)
 
 
 def _is_large(kind: Any) -> bool:
@@ -298,7 +321,7 @@ def _hex(array: Any, name: str, place: Place) -> tuple[Keys, NDArray[np.bool_]]:
 def _weights(table: Any, one: Sparse, lengths: Lengths, place: Place) -> Floats:
     if one.weights is None:
         return np.ones(int(lengths.sum(dtype=np.int64)), np.float32)
-    array, found = _split(_column(table, one.weights), one.weights, one.separator, place)
+    array, found = _split(column_of(table, one.weights), one.weights, one.separator, place)
     if (found != lengths).any():
         row = int(np.argmax(found != lengths))
         raise DataError(

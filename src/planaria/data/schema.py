@@ -15,6 +15,7 @@ All of it is checked when it is read, with the path of the key that is wrong.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,10 @@ class Dense(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     column: Name
     log: bool = False
     fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.fill):
+            raise ValueError(f"fill: expected a number, got {self.fill}")
 
 
 class Sparse(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyarrow.types import is_dictionary
 
 from planaria.data.blocks import Tables
-from planaria.data.columns import is_list, is_text, texts
+from planaria.data.columns import column_of, is_list, is_text, texts
 from planaria.data.hashing import text_keys
 from planaria.kernels.twin_numbers import mix
 from planaria.kernels.types import Index, Keys
@@ -104,7 +104,7 @@ def survey(
     for block in range(len(tables.starts) - 1):
         table = tables.read(block, names)
         for name in names:
-            array = table.column(name).combine_chunks()
+            array = column_of(table, name)
             if name not in found:
                 found[name] = _first_look(name, array, limit)
             found[name].add(array)
@@ -151,9 +151,14 @@ def _narrowest(items: Any, kind: str) -> str:
 
 
 def _hashes(items: Any) -> Keys:
-    if not (is_text(items.type) or pa.types.is_integer(items.type)):
-        if not pa.types.is_null(items.type):
-            items = pc.cast(items, pa.string())
+    types, kind = pa.types, items.type
+    if types.is_null(kind) or types.is_nested(kind):  # nothing in it can be an id
+        return np.empty(0, np.uint64)
+    if types.is_floating(kind):
+        numbers = pc.cast(items, pa.float64()).to_numpy(zero_copy_only=False)
+        return mix(numbers.view(np.uint64))
+    if not (is_text(kind) or types.is_integer(kind)):
+        items = pc.cast(items, pa.string())
     if is_text(items.type):
         return text_keys(*texts(items))
     return mix(
