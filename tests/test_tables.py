@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planaria.data import PRESETS, CriteoFile, Samples, Schema
+from planaria.data import PRESETS, CriteoFile, Order, Samples, Schema
 from planaria.data import blocks as blocks_module
 from planaria.data import csv as csv_module
+from planaria.data import order as order_module
 from planaria.data.csv import CsvFiles
 from planaria.data.parquet import ParquetFiles
 
@@ -160,6 +163,43 @@ def test_only_the_last_blocks_are_kept(source: Source) -> None:
     assert 3 <= len(source._kept) <= 6
     source.read(0, N)
     assert sum(map(len, source._kept.values())) <= 80 + 20
+
+
+def test_a_shuffled_epoch_decodes_each_block_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order_module, "WINDOW", 40)
+    path = write_parquet(tmp_path / "a.parquet", ROWS, group=23)
+
+    def decoded(numbers: Callable[[ParquetFiles], list[Any]]) -> list[int]:
+        with ParquetFiles(path, SCHEMA) as source:
+            read, blocks = source._tables.read, []
+
+            def counted(block: int, columns: Sequence[str]) -> Any:
+                blocks.append(block)
+                return read(block, columns)
+
+            monkeypatch.setattr(source._tables, "read", counted)
+            labels = [source.take(some).dense[:, 1] for some in numbers(source)]
+            assert sorted(np.concatenate(labels).tolist()) == list(range(N))
+            return blocks
+
+    def in_windows(source: ParquetFiles) -> list[Any]:
+        order = Order(N, 10, shuffle=True, drop_last=False, blocks=source.blocks)
+        return [order.indices(step, 0) for step in range(1, order.steps + 1)]
+
+    def anyhow(source: ParquetFiles) -> list[Any]:
+        return np.split(np.random.default_rng(1).permutation(N), N // 10)
+
+    assert sorted(decoded(in_windows)) == list(range(10))
+    assert len(decoded(anyhow)) > 50  # control
+
+
+def test_commands_that_read_no_tables_do_without_pyarrow() -> None:
+    code = "import sys, planaria.cli; sys.exit('pyarrow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    code = f"import planaria.data.parquet; {code}"  # control
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 1
 
 
 def test_files_are_read_in_sorted_order_or_as_listed(tmp_path: Path) -> None:

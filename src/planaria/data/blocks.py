@@ -26,7 +26,7 @@ from planaria.kernels.types import Index
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 SAMPLES_KEPT = 2**19  # twice what an order mixes at a time (planaria.data.order.WINDOW)
-BLOCKS_KEPT = 3  # at least, however large they are
+BLOCKS_KEPT = 4  # at least, however large: a batch may lie in two windows of two blocks each
 
 
 class Tables(Protocol):

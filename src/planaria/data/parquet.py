@@ -2,7 +2,7 @@
 
 Row groups are decoded whole, and the last ones kept, so reading in order decodes each once, and
 shuffled reading (planaria.data.order) once per epoch. Groups of 20,000 to 100,000 rows are best:
-three of them, at least, are held in memory.
+four of them, at least, are held in memory.
 """
 
 from __future__ import annotations
