@@ -51,10 +51,11 @@ def commands(page: str) -> list[list[str]]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a reader would stand: with a job and a trace."""
+    """Where a reader would stand: with a job, a trace and a few clicks."""
     (tmp_path / "job.yaml").write_text(snippets("docs/config.md", "yaml")[0])
     failures = [{"server": n % 7, "time_hours": 30 * n + n * n % 11} for n in range(40)]
     (tmp_path / "failures.json").write_text(json.dumps(failures))
+    (tmp_path / "clicks.csv").write_text("click,user\n1,a\n0,b\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -89,6 +90,8 @@ def check(words: Sequence[str], folder: Path) -> None:
 def check_planaria(name: str, options: Sequence[str]) -> None:
     group: Any = typer.main.get_command(app)
     command = group.commands[name]
+    if hasattr(command, "commands"):  # of commands of its own
+        command, options = command.commands[options[0]], options[1:]
     given = command.make_context(name, list(options)).params
     given = {name: value for name, value in given.items() if value not in (None, (), [])}
     if name == "plan":
@@ -115,6 +118,8 @@ def extra_options(words: Sequence[str]) -> list[str]:
     name, *options = words
     if name == "plan" and "--measure" not in options:
         return ["--runs", "5"]
+    if name == "data":
+        return ["--label", "click"] if "--write" in options else []
     if name == "train" and "job.yaml" not in options:
         return [f"--set={pair}" for pair in SMALLER]
     return []

@@ -94,9 +94,13 @@ def objects() -> dict[str, list[Any]]:
 @cache
 def options() -> dict[str, set[str]]:
     group: Any = typer.main.get_command(app)
+    commands = dict(group.commands)
+    for name, command in group.commands.items():
+        inner = getattr(command, "commands", {})
+        commands |= {f"{name} {one}": inner[one] for one in inner}
     found = {
         f"planaria {name}": {option for param in command.params for option in param.opts}
-        for name, command in group.commands.items()
+        for name, command in commands.items()
     }
     parser = simulator_arguments()
     found["planaria.simulator"] = set(parser._option_string_actions)
@@ -144,6 +148,8 @@ def has_command(text: str) -> bool:
     if program == "python":
         name, *rest = rest
     command = name if program == "python" else f"planaria {name}"
+    if rest and f"{command} {rest[0]}" in options():
+        command = f"{command} {rest[0]}"
     known = options().get(command)
     return known is not None and all(word in known for word in rest if word.startswith("--"))
 
@@ -175,6 +181,7 @@ def test_every_name_on_a_page_is_in_the_code(page: Path) -> None:
     [
         "planaria trian",
         "planaria train --resumee",
+        "planaria data inspect --wirte",
         "make tea",
         "python -m benchmarks.clusters",
         "python -m benchmarks.cluster --onyl gaps",

@@ -44,6 +44,7 @@ ORDER = [
     "__init__",
     "exits",
     "display",
+    "inspecting",
     "planning",
     "comparing",
     "cli",

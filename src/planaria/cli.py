@@ -39,6 +39,7 @@ from planaria.errors import (
 from planaria.exits import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOST, leave
 from planaria.exporting import check_free, export, open_model
 from planaria.files import write_atomically
+from planaria.inspecting import app as data_app
 from planaria.planning.command import plan
 from planaria.schedule import Fault, parse_freeze, parse_kill, resolve
 
@@ -227,6 +228,7 @@ def export_command(
 
 app.command()(plan)
 app.command("compare")(compare_command)
+app.add_typer(data_app, name="data")
 
 
 def _read(

@@ -23,10 +23,11 @@ from typing import NoReturn, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from planaria.data.hashing import rows_of
 from planaria.data.lines import Lines
 from planaria.data.source import DENSE_FEATURES, Batch, check_range, check_tables
 from planaria.errors import ArgumentError, DataError
-from planaria.kernels.twin_numbers import GOLDEN, log_exact, mix
+from planaria.kernels.twin_numbers import log_exact
 from planaria.kernels.types import Bytes, Index, Keys
 
 TABLES = 26
@@ -95,7 +96,7 @@ def _parse(text: bytes, tables: Sequence[int], path: str, first_line: int) -> Ba
     integers, bad_integers = _integers(
         data, starts[:, 1 : 1 + DENSE_FEATURES], lengths[:, 1 : 1 + DENSE_FEATURES]
     )
-    values, bad_ids = _hexadecimals(
+    values, bad_ids = hexadecimals(
         data, starts[:, 1 + DENSE_FEATURES :], lengths[:, 1 + DENSE_FEATURES :]
     )
     bad = np.concatenate([bad_labels, bad_integers, bad_ids], axis=1)
@@ -104,7 +105,8 @@ def _parse(text: bytes, tables: Sequence[int], path: str, first_line: int) -> Ba
         found = text[starts[line, field] : ends[line, field]]
         _refuse_field(path, first_line + line, field, found)
     dense = log_exact(np.maximum(integers, 0) + 1.0).astype(np.float32)
-    ids = _rows(values, lengths[:, 1 + DENSE_FEATURES :] == 0, tables)
+    missing = lengths[:, 1 + DENSE_FEATURES :] == 0
+    ids = rows_of(values, missing, np.arange(len(tables)), np.array(tables))
     return Batch(dense, ids, labels[:, 0].astype(np.float32))
 
 
@@ -147,7 +149,7 @@ def _integers(data: Bytes, starts: Index, lengths: Index) -> tuple[Index, Mask]:
     return np.where(negative, -values, values), bad
 
 
-def _hexadecimals(data: Bytes, starts: Index, lengths: Index) -> tuple[Keys, Mask]:
+def hexadecimals(data: Bytes, starts: Index, lengths: Index) -> tuple[Keys, Mask]:
     """(values, which are not hexadecimal); an empty field is 0."""
     bad: Mask = lengths > MAX_HEX_DIGITS
     values = np.zeros(starts.shape, np.uint64)
@@ -157,15 +159,6 @@ def _hexadecimals(data: Bytes, starts: Index, lengths: Index) -> tuple[Keys, Mas
         bad |= there & (digit == _NO_DIGIT)
         values = np.where(there, values << np.uint64(4) | digit, values)
     return values, bad
-
-
-def _rows(values: Keys, missing: Mask, tables: Sequence[int]) -> Index:
-    keys = mix(np.arange(1, len(tables) + 1, dtype=np.uint64) * GOLDEN)
-    spread = np.array([max(rows - 1, 1) for rows in tables], np.uint64)
-    rows: Index = (mix(values + keys) % spread).astype(np.int64) + 1
-    rows[missing] = 0
-    np.minimum(rows, np.array(tables) - 1, out=rows)
-    return rows
 
 
 def _refuse_field(path: str, line: int, field: int, found: bytes) -> NoReturn:
