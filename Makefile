@@ -1,8 +1,9 @@
 # make train   install into .venv, then run the main job on this machine
-# make test    install into .venv, then run the tests
+# make test    install what tests need as well, then run them
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+DEV_INSTALLED := .venv/.installed-dev
 BENCH_INSTALLED := .venv/.installed-bench
 
 CAMPAIGNS := $(patsubst %,tests/test_cluster_%.py,hangs kills promises storm survival)
@@ -12,30 +13,30 @@ CAMPAIGNS := $(patsubst %,tests/test_cluster_%.py,hangs kills promises storm sur
 train: $(INSTALLED)
 	$(BIN)/planaria train --kill server:2@200
 
-test: $(INSTALLED)
+test: $(DEV_INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore-glob='*test_cluster*'
 	$(BIN)/python -m pytest -n 2 --dist loadfile \
 	    $(filter-out $(CAMPAIGNS),$(wildcard tests/test_cluster*.py))
 
 # Jobs that are frozen, starved, interrupted and struck again and again: longer than a test may be.
-campaigns: $(INSTALLED)
+campaigns: $(DEV_INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(CAMPAIGNS)
 
 # kill -9 of everything, fifty times; `make campaigns` does it twice.
-kills: $(INSTALLED)
+kills: $(DEV_INSTALLED)
 	PLANARIA_KILLS=50 $(BIN)/python -m pytest -s tests/test_cluster_kills.py
 
 # Twenty random faults to any process, in fifty jobs; `make campaigns` does a small one.
 storm: $(INSTALLED)
 	$(BIN)/python tests/storm.py --jobs 50 --faults 20
 
-check: $(INSTALLED)
+check: $(DEV_INSTALLED)
 	$(BIN)/clang-format --dry-run --Werror native/*
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: $(INSTALLED)
+format: $(DEV_INSTALLED)
 	$(BIN)/clang-format -i native/*
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -51,7 +52,7 @@ SANITIZED = LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-n
 	PYTHONPATH="build/sanitized:$$($(BIN)/python -c 'import numpy; print(numpy.__path__[0] + "/..")')" \
 	$(BIN)/python -S
 
-sanitize: $(INSTALLED)
+sanitize: $(DEV_INSTALLED)
 	$(BIN)/pip install -q --no-deps --upgrade --target build/sanitized \
 	    -C cmake.define.PLANARIA_SANITIZE=ON -C build-dir=build/sanitize .
 	$(SANITIZED) -c 'from planaria import _native; assert "build/sanitized" in _native.__file__'
@@ -63,12 +64,26 @@ sanitize: $(INSTALLED)
 # Native code is built by the install, so a change to it installs again; Python code is used in
 # place.
 $(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
+	@echo "installing Planaria and PyTorch into .venv: some minutes and about 1.2 GB" \
+	    "(several GB if pip finds PyTorch with CUDA)"
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
-	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install -q -c constraints.txt -e .
+	touch $@
+
+# What an extra of pyproject.toml asks for, alone: with the package, pip would build that again.
+EXTRA = import sys, tomllib; \
+	project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*project["optional-dependencies"][sys.argv[1]], sep="\n")
+install_extra = $(BIN)/python -c '$(EXTRA)' $(1) | \
+	xargs -d '\n' $(BIN)/pip install -q -c constraints.txt
+
+$(DEV_INSTALLED): $(INSTALLED)
+	@echo "installing what tests and checks need into .venv: a minute or two and about 0.3 GB"
+	$(call install_extra,dev)
 	touch $@
 
 $(BENCH_INSTALLED): $(INSTALLED)
-	$(BIN)/pip install -q -c constraints.txt -e ".[bench]"
+	$(call install_extra,bench)
 	-$(BIN)/pip install -q --no-deps fbgemm-gpu-cpu==1.8.0
 	touch $@
 

@@ -37,9 +37,23 @@ def test_everything_that_is_wrong_is_said_at_once_as_it_is_said_alone(tmp_path: 
         alone += refusals(single)
     for override in overrides[:-1]:
         alone += refusals(None, override)
-    about_groups = [line for line in alone if line.startswith("servers: ")]
-    assert sorted(said + about_groups) == sorted(alone)
-    assert len(about_groups) == 1, "k was no k, so nobody knows whether the groups fit"
+    assert sorted(said) == sorted(alone)
+
+
+def test_what_no_other_value_could_mend_is_said_beside_it() -> None:
+    """A parity of 7 hid that k = 9 is too much for 6 servers, whatever the parity."""
+    too_much = "k: expected less than servers, 6, unless parity is 0, got 9"
+    wrong_parity = "parity: expected a whole number from 0 to 4, got 7"
+    assert refusals(None, "parity=7", "k=9") == [wrong_parity, too_much]
+    assert refusals(None, "parity=7", "k=5") == [wrong_parity]  # which fits with parity 1
+    assert refusals(None, "parity=7", "k=9", "strategy=none") == [wrong_parity]
+    too_few = "servers: expected 3 or more, because parity is 2, got 2"
+    assert refusals(None, "servers=2", "parity=2", "k=many")[1:] == [too_few]
+    # Nothing is said twice, and nothing of parity where there is none.
+    assert refusals(None, "servers=2", "parity=2", "k=9") == [
+        "servers: expected 11 or more, because k is 9 and parity is 2, got 2"
+    ]
+    assert Config.load(None, ["parity=0", "k=9"]).layout.k == 1
 
 
 def test_combinations_are_judged_by_what_was_given_alone() -> None:

@@ -31,15 +31,31 @@ def test_a_plan_is_shown_and_written(tmp_path: Path) -> None:
     png, file = tmp_path / "plan.png", tmp_path / "plan.json"
     done = plan(*FIXTURE, "--runs", "50", "--png", str(png), "--json", str(file))
     assert done.exit_code == 0, done.output
-    for shown in ("8.49", "4.40", "0.53", "recommended: checkpoint async", "instead of 2.", "█"):
+    for shown in ("8.49", "4.40", "0.53", "recommended: erasure r=1", "instead of 1.", "█"):
         assert shown in done.output
-    assert max(map(len, done.output.split("recommended")[0].splitlines()[1:])) <= 80
+    assert max(map(len, done.output.split("recommended")[0].splitlines()[2:])) <= 80
     assert png.read_bytes().startswith(b"\x89PNG")
     made = json.loads(file.read_text())
-    assert made["recommended"] == "checkpoint async"
+    assert made["recommended"] == "erasure r=1"
     by_name = {row["name"]: row for row in made["estimates"]}
     assert round(by_name["checkpoint"]["formula"], 3) == 0.085
     assert by_name["none"]["behaviour"]["interval"] is None
+
+
+def test_a_plan_of_defaults_says_that_it_is_one(tmp_path: Path) -> None:
+    """`planaria plan` alone planned for an invented cluster without a word."""
+    shown = plan("--runs", "5").output.splitlines()
+    assert shown[0].startswith("all defaults, not your cluster: --servers 8 --trainers 8 --hours ")
+    assert "--model-gb 1000 " in shown[0]
+    assert "--mtbf-hours 28" in shown[0]
+    assert "1,000 GB of records (a save takes 250 s)" in shown[1]
+    shown = plan("--runs", "5", "--servers", "4", "--model-gb", "2").output.splitlines()
+    assert shown[0].startswith("defaults: --trainers 8 --hours 720 --touched-mb")
+    assert "4 servers, 8 trainers, 2.00 GB of records (a save takes 1.00 s)" in shown[1]
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB)
+    _, assumed, *_ = plan(str(file), "--runs", "5").output.splitlines()
+    assert assumed.startswith("defaults: --step-seconds 0.1 --network-gb-per-s 2.5 ")
 
 
 JOB = """
@@ -122,10 +138,10 @@ def test_the_recommended_strategy_is_written_as_a_job_that_trains(
 
 def test_a_job_can_be_written_without_one_and_is_not_where_nothing_fits(tmp_path: Path) -> None:
     out = tmp_path / "new.yaml"
-    done = plan(*FIXTURE, "--runs", "5", "--write", str(out))
+    done = plan(*FIXTURE, "--runs", "50", "--write", str(out))
     assert done.exit_code == 0, done.output
     job = Config.load(out)
-    assert (job.servers, job.strategy, job.checkpoint.mode) == (8, "checkpoint", "async")
+    assert (job.servers, job.strategy, job.parity) == (8, "erasure", 1)
     none = tmp_path / "none.yaml"
     done = plan(*FIXTURE, "--runs", "5", "--write", str(none), "--memory-budget-gb", "1")
     assert done.exit_code == 1

@@ -18,7 +18,7 @@ from planaria.config import Config
 from planaria.tables import make_arenas
 
 RECENT_STEPS = 50  # over which the rate is taken
-QUIET_S = 10.0  # without a terminal: the longest time between two lines
+QUIET_S = 5.0  # without a terminal: the longest time between two lines
 
 
 class Display:
@@ -76,8 +76,9 @@ class Display:
 
     def _facts(self, progress: Progress) -> list[str]:
         """Short: on a line of 80 columns there is room for what comes first."""
+        at_work = [fact for fact in (progress.waiting_for, progress.working) if fact]
         if not progress.step_at:
-            return [progress.working or "starting"]
+            return at_work or ["starting"]
         facts = [f"step {progress.step} of {self.config.steps}", f"loss {progress.loss:.4f}"]
         if progress.auc is not None:
             facts.append(f"AUC {progress.auc:.3f}")
@@ -85,9 +86,7 @@ class Display:
         if rate:
             left = (self.config.steps - progress.step) * self.config.batch
             facts += [f"{rate:,.0f}/s", f"{_duration(left / rate)} left"]
-        if progress.working:
-            facts.append(progress.working)
-        return facts
+        return facts + at_work
 
     def _panel(self, progress: Progress) -> RenderableType:
         bar = Table.grid(padding=(0, 1))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,12 +12,13 @@ import numpy as np
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import JobEvent, Note, RolledBack, Struck, Watcher
 from planaria.config import Config
-from planaria.control.supervising import Failure
+from planaria.control.supervising import Child, Failure
 from planaria.data.metrics import Evaluation
 from planaria.errors import ClusterError
 from planaria.server.digest import Digest
 from planaria.wire.control import (
     HeldOut,
+    Ready,
     Rebuilding,
     Rebuilt,
     Refused,
@@ -33,6 +35,7 @@ from planaria.wire.messages import Member
 
 CURVE_POINTS = 1000  # of the loss curve in the report
 STEPS_KEPT = 100_000  # whose times are known
+START_SAID_S = 1.0  # between two words on who is waited for before the first step
 
 
 @dataclass
@@ -69,6 +72,7 @@ class Progress:
     rebuilding: dict[int, int] = field(default_factory=dict)  # place -> rows so far
     failures: list[Disturbance] = field(default_factory=list)
     working: str = ""  # a long piece of work before or after training
+    waiting_for: str = ""  # before the first step of a set of processes: who is not ready
     saved: int = 0  # the newest checkpoint
 
 
@@ -87,8 +91,10 @@ class Reporter(Watcher):
         self.trainers: dict[Member, TrainerHolds] = {}
         self.held_out: dict[int, dict[int, HeldOut]] = {}  # by rank and first sample
         self.curve: list[tuple[int, float]] = []
-        self._done = dict.fromkeys(range(config.trainers), start)  # by rank: its last step
+        self.committed = start  # the last step that every server is known to have
         self.rolled_back_at = 0.0
+        self._starting = True  # until the first step of a set of processes
+        self._start_said_at = 0.0
         self._observe = observe
 
     def say(self, line: str = "") -> None:
@@ -98,6 +104,11 @@ class Reporter(Watcher):
 
     def on_tick(self, now: float, processes: Attempt) -> None:
         self.progress.saved = processes.saves.newest()
+        if self._starting and now - self._start_said_at >= START_SAID_S:
+            # Nothing may happen for long that would be worth a word.
+            self._start_said_at = now
+            self.progress.waiting_for = waiting_for(processes.machine.children.values())
+            self.say()
 
     def on_event(self, event: JobEvent, processes: Attempt) -> None:
         what, progress = event.what, self.progress
@@ -119,6 +130,7 @@ class Reporter(Watcher):
                 self.servers[event.member] = what
             case TrainerHolds():
                 self.trainers[event.member] = what
+                self.committed = self.config.steps  # it is told after the last one
             case HeldOut():
                 self.held_out.setdefault(what.rank, {})[what.first] = what
             case Short():
@@ -130,6 +142,8 @@ class Reporter(Watcher):
                 self._on_scrubbed(what)
             case Refused():
                 self.say(f"{event.member} refused a message: {what.what}")
+            case Ready():
+                progress.working = ""
             case Working():
                 progress.working = f"{event.member}: {what.what}"
                 self.say()
@@ -139,11 +153,14 @@ class Reporter(Watcher):
                 self._on_rolled_back(what, event.at)
 
     def _on_step(self, done: StepDone, at: float) -> None:
-        self._done[done.rank] = done.step
+        # It was computed with rows of every server as of the step before.
+        self.committed = max(self.committed, done.step - 1)
         if done.rank != 0:
             return
         progress = self.progress
-        progress.step, progress.loss, progress.working = done.step, done.loss, ""
+        self._starting = False
+        progress.step, progress.loss = done.step, done.loss
+        progress.working = progress.waiting_for = ""
         if done.auc is not None:
             progress.auc, progress.normalized_entropy = done.auc, done.normalized_entropy
         progress.step_at.append((done.step, at))
@@ -161,6 +178,7 @@ class Reporter(Watcher):
     def _on_view(self, viewed: Viewed, at: float) -> None:
         progress = self.progress
         first = not progress.servers
+        self.committed = viewed.committed
         progress.servers, progress.trainers = viewed.servers, viewed.trainers
         members = {*viewed.servers, *viewed.trainers}
         for failure in progress.failures:
@@ -223,18 +241,13 @@ class Reporter(Watcher):
             if failure.gap_ms is None:
                 failure.view_at = at  # the next step is one of the new processes
         progress.step = back.to_step
-        self._done = dict.fromkeys(self._done, back.to_step)
+        self.committed, self._starting = back.to_step, True
         progress.servers, progress.trainers, progress.rebuilding = [], [], {}
         self.curve = [point for point in self.curve if point[0] <= back.to_step]
         for ended in (self.servers, self.trainers, self.held_out):
             ended.clear()
 
     # ------------------------------------------------------------------ the report
-
-    @property
-    def steps_done(self) -> int:
-        """By all trainers: one may have computed its share of a step that never came about."""
-        return min(self._done.values())
 
     def result(self) -> dict[str, Any]:
         """Of a job that was done: the digest of its model, and how good it is."""
@@ -320,6 +333,20 @@ class Reporter(Watcher):
         for private in ("at", "member", "view_at", "place"):
             del facts[private]
         return facts
+
+
+def waiting_for(children: Iterable[Child]) -> str:
+    """Who keeps the first step waiting, in words. Spares do not."""
+    children = list(children)
+    missing = Counter(child.role for child in children if child.placed and not child.ready)
+    if not any(child.role == "coordinator" and child.listening for child in children):
+        return "waiting for the coordinator"
+    named = [
+        f"{count} {role}{'s' * (count > 1)}"
+        for role in ("trainer", "server")
+        if (count := missing[role])
+    ]
+    return f"waiting for {', '.join(named) or 'the first step'}"
 
 
 def _digest(holds: ServerHolds | TrainerHolds) -> Digest:

@@ -130,7 +130,8 @@ class JobRun:
 
     def report_failure(self, error: Exception) -> dict[str, Any]:
         """Of a job that could not go on: why, and how far it came."""
-        return {"failed": str(error), **self._what_happened(self.reporter.steps_done)}
+        steps = max(self.reporter.committed, self.saves.newest())
+        return {"failed": str(error), **self._what_happened(steps)}
 
     def interrupt(self) -> None:
         """The job is to end: its current step is saved first, where it saves at all."""

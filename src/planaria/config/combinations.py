@@ -7,156 +7,166 @@ every line of a refusal is true, whatever else is wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING
 
+from planaria.config.kinds import shown
 from planaria.data.criteo import TABLES as CRITEO_TABLES
-from planaria.errors import LayoutError
-from planaria.layout import default_k
-from planaria.layout.groups import check_sizes
 
 if TYPE_CHECKING:
     from planaria.config.job import Config
 
-Rule = Callable[["Config"], str | None]
-"""What is wrong, if anything."""
+Expected = Callable[["Config"], str | None]
+"""What the first of a rule's keys ought to be, and why; None if it is."""
 
-_RULES: list[tuple[frozenset[str], Rule]] = []
+
+@dataclass(frozen=True)
+class _Rule:
+    keys: tuple[str, ...]  # that it looks at; the first is the one that it refuses
+    where_unsure: str | None  # a key: only while nobody knows that one is the rule of use
+    expected: Expected
+
+    def applies(self, unsure: Collection[str]) -> bool:
+        unknown = self.where_unsure
+        return not any(key in unsure for key in self.keys) and (not unknown or unknown in unsure)
+
+    def problem(self, config: Config) -> str | None:
+        wanted = self.expected(config)
+        if wanted is None:
+            return None
+        value: object = reduce(getattr, self.keys[0].split("."), config)
+        found = shown(list(value) if isinstance(value, tuple) else value)
+        return f"{self.keys[0]}: expected {wanted}, got {found}"
+
+
+_RULES: list[_Rule] = []
 
 
 def wrong_combinations(config: Config, unsure: Collection[str]) -> list[str]:
     """unsure: keys whose values are not the given ones."""
-    judged = [rule for keys, rule in _RULES if keys.isdisjoint(unsure)]
-    return [problem for rule in judged if (problem := rule(config))]
+    judged = [rule for rule in _RULES if rule.applies(unsure)]
+    return [problem for rule in judged if (problem := rule.problem(config))]
 
 
-def _looks_at(*keys: str) -> Callable[[Rule], Rule]:
-    def add(rule: Rule) -> Rule:
-        _RULES.append((frozenset(keys), rule))
-        return rule
+def _rule(*keys: str, where_unsure: str | None = None) -> Callable[[Expected], Expected]:
+    def add(expected: Expected) -> Expected:
+        _RULES.append(_Rule(keys, where_unsure, expected))
+        return expected
 
     return add
 
 
-@_looks_at("strategy", "servers", "parity", "k")
+@_rule("servers", "strategy", "parity")
+def _parity_is_on_other_servers(config: Config) -> str | None:
+    # With a k that was given, the next rule says it; one that is wrong itself is null here.
+    if config.servers > config.r or config.k is not None:
+        return None
+    return f"{config.r + 1} or more, because parity is {config.r}"
+
+
+@_rule("servers", "strategy", "parity", "k")
 def _groups_fit(config: Config) -> str | None:
-    if config.r:
-        try:
-            k = default_k(config.servers, config.r) if config.k is None else config.k
-            check_sizes(config.servers, k, config.r)
-        except LayoutError as error:
-            return f"servers: {error}"
-    return None
+    if not config.r or config.k is None or config.servers >= config.k + config.r:
+        return None
+    return f"{config.k + config.r} or more, because k is {config.k} and parity is {config.r}"
 
 
-@_looks_at("batch", "trainers")
+@_rule("k", "strategy", "servers", where_unsure="parity")
+def _groups_fit_with_the_least_parity(config: Config) -> str | None:
+    if not config.survival.keeps_parity or config.k is None or config.k < config.servers:
+        return None
+    return f"less than servers, {config.servers}, unless parity is 0"
+
+
+@_rule("batch", "trainers")
 def _every_trainer_has_samples(config: Config) -> str | None:
     if config.batch >= config.trainers:
         return None
-    return (
-        f"batch: expected a sample for each trainer, {config.trainers} or more, got {config.batch}"
-    )
+    return f"a sample for each trainer, {config.trainers} or more"
 
 
-@_looks_at("model.rows", "model.tables")
+@_rule("model.rows", "model.tables")
 def _every_table_has_rows(config: Config) -> str | None:
     model = config.model
     if len(model.table_rows) == model.tables:
         return None
-    return (
-        f"model.rows: expected one number, or {model.tables}, as many as model.tables says, "
-        f"got {len(model.table_rows)}"
-    )
+    return f"one number, or {model.tables}, as many as model.tables says"
 
 
-@_looks_at("data.source", "data.path")
+@_rule("data.source", "data.path")
 def _a_path_is_of_criteo(config: Config) -> str | None:
-    data = config.data
-    if data.source == "criteo" or data.path is None:
+    if config.data.source == "criteo" or config.data.path is None:
         return None
-    return f"data.source: expected criteo, because data.path is {data.path}, got {data.source}"
+    return f"criteo, because data.path is {config.data.path}"
 
 
-@_looks_at("data.source", "data.path")
+@_rule("data.path", "data.source")
 def _criteo_has_a_path(config: Config) -> str | None:
     if config.data.source != "criteo" or config.data.path is not None:
         return None
-    return "data.path: expected the path of Criteo's file, got null"
+    return "the path of Criteo's file"
 
 
-@_looks_at("data.source", "model.tables")
+@_rule("model.tables", "data.source")
 def _criteo_has_its_tables(config: Config) -> str | None:
-    tables = config.model.tables
-    if config.data.source != "criteo" or tables == CRITEO_TABLES:
+    if config.data.source != "criteo" or config.model.tables == CRITEO_TABLES:
         return None
-    return f"model.tables: expected {CRITEO_TABLES}, as Criteo's data has, got {tables}"
+    return f"{CRITEO_TABLES}, as Criteo's data has"
 
 
-@_looks_at("optimizer.schedule", "optimizer.warmup_steps", "steps")
+@_rule("optimizer.warmup_steps", "optimizer.schedule", "steps")
 def _a_linear_schedule_comes_down(config: Config) -> str | None:
-    optimizer = config.optimizer
-    if optimizer.schedule != "linear" or optimizer.warmup_steps < config.steps:
+    if config.optimizer.schedule != "linear" or config.optimizer.warmup_steps < config.steps:
         return None
-    return (
-        f"optimizer.warmup_steps: expected fewer than steps, {config.steps}, because a linear "
-        f"schedule has to come down again, got {optimizer.warmup_steps}"
-    )
+    return f"fewer than steps, {config.steps}, because a linear schedule has to come down again"
 
 
-@_looks_at("strategy", "checkpoint.every_steps", "checkpoint.every_s")
+@_rule("checkpoint.every_steps", "strategy", "checkpoint.every_s")
 def _checkpoints_are_taken(config: Config) -> str | None:
     survival = config.survival
     if not survival.needs_saves or survival.partial or config.checkpoint.saves:
         return None
-    return (
-        "checkpoint.every_steps: expected 1 or more, because strategy is checkpoint and "
-        "checkpoint.every_s is null, got 0"
-    )
+    return "1 or more, because strategy is checkpoint and checkpoint.every_s is null"
 
 
-@_looks_at("strategy", "checkpoint.every_steps", "checkpoint.every_s", "failures.mtbf_s")
+@_rule("failures.mtbf_s", "strategy", "checkpoint.every_steps", "checkpoint.every_s")
 def _cpr_knows_how_often(config: Config) -> str | None:
     known = config.checkpoint.saves or config.failures.mtbf_s is not None
     if not config.survival.partial or known:
         return None
     return (
-        "failures.mtbf_s: expected a number, because strategy is cpr and neither "
-        "checkpoint.every_steps nor checkpoint.every_s says how often to save, got null"
+        "a number, because strategy is cpr and neither checkpoint.every_steps nor "
+        "checkpoint.every_s says how often to save"
     )
 
 
-@_looks_at("strategy", "checkpoint.every_s")
+@_rule("checkpoint.every_s", "strategy")
 def _cpr_has_its_own_auto(config: Config) -> str | None:
     if not config.survival.partial or config.checkpoint.every_s != "auto":
         return None
     return (
-        "checkpoint.every_s: expected a number above 0 or null, because strategy cpr follows from "
-        "cpr.target_pls and failures.mtbf_s, got 'auto'"
+        "a number above 0 or null, because strategy cpr follows from cpr.target_pls and "
+        "failures.mtbf_s"
     )
 
 
-@_looks_at("strategy", "cpr.variant", "checkpoint.policy")
+@_rule("checkpoint.policy", "strategy", "cpr.variant")
 def _priorities_choose_the_rows(config: Config) -> str | None:
-    policy = config.checkpoint.policy
-    if not config.saves_priorities or policy == "full":
+    if not config.saves_priorities or config.checkpoint.policy == "full":
         return None
-    return (
-        f"checkpoint.policy: expected full, because cpr.variant is {config.cpr.variant}, which "
-        f"chooses the rows itself, got {policy}"
-    )
+    return f"full, because cpr.variant is {config.cpr.variant}, which chooses the rows itself"
 
 
-@_looks_at("checkpoint.every_steps", "checkpoint.every_s")
+@_rule("checkpoint.every_s", "checkpoint.every_steps")
 def _steps_or_seconds(config: Config) -> str | None:
     chosen = config.checkpoint
     if chosen.every_s is None or not chosen.every_steps:
         return None
-    return (
-        f"checkpoint.every_s: expected null, because checkpoint.every_steps is "
-        f"{chosen.every_steps}, got {chosen.every_s}"
-    )
+    return f"null, because checkpoint.every_steps is {chosen.every_steps}"
 
 
-@_looks_at("strategy", "checkpoint.path", "checkpoint.every_steps", "checkpoint.every_s")
+@_rule("checkpoint.path", "strategy", "checkpoint.every_steps", "checkpoint.every_s")
 def _saves_have_a_folder(config: Config) -> str | None:
     chosen = config.checkpoint
     if chosen.path is not None or not (chosen.saves or config.survival.partial):
@@ -167,26 +177,18 @@ def _saves_have_a_folder(config: Config) -> str | None:
         why = f"checkpoint.every_steps is {chosen.every_steps}"
     else:
         why = f"checkpoint.every_s is {chosen.every_s}"
-    return f"checkpoint.path: expected a folder or a URL, because {why}, got null"
+    return f"a folder or a URL, because {why}"
 
 
-@_looks_at("cluster.heartbeat_ms", "cluster.heartbeat_limit_ms")
+@_rule("cluster.heartbeat_limit_ms", "cluster.heartbeat_ms")
 def _silence_is_longer_than_a_beat(config: Config) -> str | None:
-    cluster = config.cluster
-    if cluster.heartbeat_limit_ms > cluster.heartbeat_ms:
+    if config.cluster.heartbeat_limit_ms > config.cluster.heartbeat_ms:
         return None
-    return (
-        f"cluster.heartbeat_limit_ms: expected more than cluster.heartbeat_ms, "
-        f"{cluster.heartbeat_ms}, got {cluster.heartbeat_limit_ms}"
-    )
+    return f"more than cluster.heartbeat_ms, {config.cluster.heartbeat_ms}"
 
 
-@_looks_at("cluster.deadline_s", "cluster.retry_ms")
+@_rule("cluster.deadline_s", "cluster.retry_ms")
 def _there_is_time_for_a_retry(config: Config) -> str | None:
-    cluster = config.cluster
-    if cluster.deadline_s * 1000 > cluster.retry_ms:
+    if config.cluster.deadline_s * 1000 > config.cluster.retry_ms:
         return None
-    return (
-        f"cluster.deadline_s: expected more than cluster.retry_ms, {cluster.retry_ms} ms, "
-        f"got {cluster.deadline_s}"
-    )
+    return f"more than cluster.retry_ms, {config.cluster.retry_ms} ms"

@@ -10,6 +10,7 @@ from planaria.planning.inputs import PlanInputs
 from planaria.planning.memory import Memory
 from planaria.planning.simulation import HORIZONS, Behaviour, Interval99, Simulated
 from planaria.planning.strategies import OFFERED_LOSS_PERCENT
+from planaria.strategies import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Estimate:
     whole: Simulated  # the whole job
     memory: Memory  # of one server
     bandwidth_mb_per_s: float  # of one server, for the strategy alone
-    exceeded: float  # the chance to lose more than r servers of a group at once
+    exceeded: float  # the chance that more than r servers of a group fail at once, by formula
     machine_hours_lost: float
     refused: tuple[str, ...] = ()  # why it is out of the question
 
@@ -35,6 +36,14 @@ class Estimate:
     def lost_samples(self) -> Interval99:
         """What the table shows, the verdict goes by and the reason names."""
         return self.whole.pls
+
+    @property
+    def beyond(self) -> float:
+        """The chance that more than r servers of a group fail at once, as the table shows it.
+
+        What the runs saw; a chance so small that none did is the formula's, which knows no bursts.
+        """
+        return self.whole.exceeded.mean or self.exceeded
 
 
 def refusals(inputs: PlanInputs, found: Estimate) -> tuple[str, ...]:
@@ -55,15 +64,24 @@ def refusals(inputs: PlanInputs, found: Estimate) -> tuple[str, ...]:
             f"loses {lost_text(found.lost_samples)} % of the samples; the budget is "
             f"{inputs.lost_samples_percent:g} %"
         )
-    if found.behaviour.kind == "erasure":
-        # A rare loss may not show in any run; the formula sees it, but no bursts.
-        chance = max(found.exceeded, found.whole.exceeded.mean)
-        if chance > inputs.loss_percent / 100:
-            reasons.append(
-                f"loses more than {found.behaviour.r} at once with a chance of "
-                f"{100 * chance:.2g} %; the budget is {inputs.loss_percent:g} %"
-            )
+    if nothing_beneath(inputs, found) and found.beyond > inputs.loss_percent / 100:
+        erasure = found.behaviour.kind == "erasure"
+        why = f" with --backup-hours {inputs.backup_hours:g}" if erasure else ""
+        reasons.append(
+            f"loses all that was trained with a chance of {beyond_text(found)} %, because no "
+            f"checkpoint is beneath it{why}; the budget is {inputs.loss_percent:g} %"
+        )
     return tuple(reasons)
+
+
+def nothing_beneath(inputs: PlanInputs, found: Estimate) -> bool:
+    """Whether a failure that it does not bear ends the job, because nothing was saved before.
+
+    Where there is something, all roll back to it and no sample is lost: what that costs is in the
+    overhead, and no other budget is due.
+    """
+    what = found.behaviour
+    return what.interval >= inputs.hours and not STRATEGIES[what.kind].from_nothing
 
 
 def loses_too_much(inputs: PlanInputs, found: Estimate) -> bool:
@@ -94,6 +112,12 @@ def choose(
         f"{best.machine_hours_lost:,.0f} machine-hours",
         *_offer(inputs, estimates, best),
     ]
+    if best.behaviour.kind == "erasure" and not nothing_beneath(inputs, best):
+        reasons.append(
+            f"{best.name} rolls back with a chance of {beyond_text(best)} %: where more than "
+            f"{best.behaviour.r} of a group fail at once, to the checkpoint beneath; what that "
+            "costs is counted"
+        )
     if best.behaviour.kind == "cpr":
         reasons.append(
             f"{best.name} loses {lost_text(best.lost_samples)} % of the samples; the budget is "
@@ -145,6 +169,11 @@ def _overhead(found: Estimate) -> float:
 def lost_text(pls: Interval99) -> str:
     """Lost samples in percent, as everything prints them that speaks of them."""
     return short(100 * pls.mean)
+
+
+def beyond_text(found: Estimate) -> str:
+    """`beyond` in percent, as everything prints it that speaks of it."""
+    return f"{100 * found.beyond:.{3 if found.whole.exceeded.mean else 1}g}"
 
 
 def short(number: float) -> str:

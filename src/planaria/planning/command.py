@@ -28,6 +28,20 @@ from planaria.planning.traces import Trace, read_trace
 
 # What a trace says itself.
 SAID_BY_TRACE = ("mtbf_hours", "shape", "burst_percent", "burst_servers")
+# What a plan depends on most: those that nobody has said are named with the defaults they have.
+DECISIVE = (
+    "servers",
+    "trainers",
+    "hours",
+    "model_gb",
+    "touched_mb",
+    "step_seconds",
+    "network_gb_per_s",
+    "disk_gb_per_s",
+    "memory_gb_per_s",
+    "restart_seconds",
+    "mtbf_hours",
+)
 
 
 @takes_options_of(PlanInputs)
@@ -70,7 +84,7 @@ def plan(
     console = Console(highlight=False, quiet=quiet)
     try:
         present = None if job is None else Config.load(job)
-        inputs, notes = _inputs(given, job, present)  # before anything is measured
+        inputs, notes, known = _inputs(given, job, present)  # before anything is measured
         failed = _read_trace(trace, given)
         for path in (png, None if quiet else json, write):
             _check_folder(path)
@@ -79,7 +93,8 @@ def plan(
             base = base_job(inputs, present)
         if measure:
             found = _measured(console, inputs, present)
-            inputs, notes = _inputs(given, job, present, found)
+            inputs, notes, known = _inputs(given, job, present, found)
+        notes += _defaults(inputs, known if failed is None else {*known, *SAID_BY_TRACE})
         made = _made(console, inputs, failed, notes, present)
     except KeyboardInterrupt:
         leave(EXIT_INTERRUPTED, "interrupted")
@@ -98,8 +113,10 @@ def _inputs(
     path: Path | None,
     job: Config | None,
     measured: Measurement | None = None,
-) -> tuple[PlanInputs, list[str]]:
-    """What was given wins over what was measured, and that over what the job says; and notes."""
+) -> tuple[PlanInputs, list[str], set[str]]:
+    """What was given wins over what was measured, and that over what the job says; notes on it,
+    and the names of all that was said somehow.
+    """
     notes = []
     costs = measured.costs if measured else {}
     said: dict[str, Any] = {}
@@ -111,12 +128,22 @@ def _inputs(
         notes.append(
             f"from {path}: {_as_options(used)}; {job.steps:,} steps of {step_seconds:.4g} s{guess}"
         )
-    inputs = PlanInputs(**{**said, **costs, **given}).check()
+    known = {**said, **costs, **given}
+    inputs = PlanInputs(**known).check()
     if measured:
         used = {name: value for name, value in costs.items() if name not in given}
         notes.append(measured.sentence(inputs.servers))
         notes.append(f"measured: {_as_options(used)}")
-    return inputs, notes
+    return inputs, notes, set(known)
+
+
+def _defaults(inputs: PlanInputs, known: set[str]) -> list[str]:
+    """A plan for a cluster that nobody has must not pass for one of the reader's own."""
+    assumed = {name: getattr(inputs, name) for name in DECISIVE if name not in known}
+    if not assumed:
+        return []
+    whose = "all defaults, not your cluster" if len(assumed) == len(DECISIVE) else "defaults"
+    return [f"{whose}: {_as_options(assumed)}"]
 
 
 def _as_options(values: dict[str, Any]) -> str:

@@ -132,7 +132,8 @@ class PlanInputs:
     ] = 0.0
     memory_budget_gb: Annotated[float | None, Option("Of one server.", _BUDGETS, above=True)] = None
     loss_percent: Annotated[
-        float, Option("The chance that erasure loses more than it bears.", _BUDGETS, 0, 100)
+        float,
+        Option("The chance to lose all: beyond r, with no checkpoint beneath.", _BUDGETS, 0, 100),
     ] = 1.0
     runs: Annotated[
         int | None, Option("Simulated runs; else 50 to 200.", _SIMULATION, 2, 100_000)

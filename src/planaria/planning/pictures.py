@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from planaria.planning.choosing import Estimate, lost_text, short
+from planaria.planning.choosing import Estimate, beyond_text, lost_text, short
 from planaria.planning.memory import VARIANTS
 from planaria.planning.plan import Recommendation
 from planaria.planning.simulation import Interval99, Simulated
@@ -30,7 +30,8 @@ def show_plan(console: Console, plan: Recommendation) -> None:
             console.print(f"trace: {sentence}", soft_wrap=True)
     inputs = plan.inputs
     console.print(
-        f"{inputs.servers:,} servers, {inputs.trainers:,} trainers, {inputs.hours:,.4g} h, a "
+        f"{inputs.servers:,} servers, {inputs.trainers:,} trainers, {short(inputs.model_gb)} GB of "
+        f"records (a save takes {short(3600 * inputs.save_hours)} s), {inputs.hours:,.4g} h, a "
         f"failure every {plan.mtbf_hours:,.3g} h; the whole job was simulated with {plan.failures}",
         soft_wrap=True,
     )
@@ -52,8 +53,8 @@ def _table(plan: Recommendation) -> Table:
     unit, in_unit = _memory_unit(plan)
     caption = (
         f"overheads: % of the job's length, ± 99 %; {unit}: the memory of one server, with parity, "
-        "history and copies; MB/s: of one server; beyond r: the chance to lose more servers of a "
-        "group at once than the strategy bears"
+        "history and copies; MB/s: of one server; beyond r: the chance that more servers of a "
+        "group fail at once than its parity bears"
     )
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, caption=caption)
     table.add_column("\nstrategy", no_wrap=True)
@@ -123,9 +124,9 @@ def _with_error(found: Interval99) -> str:
 def _chance(plan: Recommendation, found: Estimate) -> str:
     """What the runs show; where none did, the formula if it applies, else what they exclude."""
     seen = found.whole.exceeded
-    if seen.mean:
-        return f"{100 * seen.mean:.3g}"
-    return f"{100 * found.exceeded:.1g}" if plan.formula_applies else f"<{100 * seen.error:.2g}"
+    if seen.mean or plan.formula_applies:
+        return beyond_text(found)
+    return f"<{100 * seen.error:.2g}"
 
 
 def _bars(plan: Recommendation) -> Text:

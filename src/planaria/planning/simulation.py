@@ -53,7 +53,7 @@ class Behaviour:
 @dataclass(frozen=True)
 class Run:
     overhead: float  # share of the job's length
-    exceeded: bool  # more than r servers of a group were lost at once
+    exceeded: bool  # more than r servers of a group failed at once
     pls: float  # portion of lost samples
     finished: bool = True
 
@@ -182,7 +182,7 @@ class Simulated:
     runs: int
     unfinished: int  # given up after the last of HORIZONS, and counted with that
     overhead: Interval99
-    exceeded: Interval99  # the chance to lose more than r servers of a group at once
+    exceeded: Interval99  # the chance that more than r servers of a group fail at once
     pls: Interval99
 
 
