@@ -324,3 +324,7 @@ class Reporter(Watcher):
 
 def _digest(holds: ServerHolds | TrainerHolds) -> Digest:
     return Digest(*map(int, holds.digest))
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
