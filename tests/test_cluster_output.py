@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import pty
-import signal
 import subprocess
 import sys
 import termios
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_commands import LIMIT_S, MAIN, PLAIN, command, finished, started, whole_steps
+from cluster_commands import LIMIT_S, MAIN, PLAIN, command, whole_steps
 from cluster_jobs import leaving_nothing, wait_until
 from test_cluster_promises import criteo
 from typer.testing import CliRunner
@@ -69,7 +68,7 @@ def test_a_terminal_that_goes_away_is_an_interrupt_with_a_report(tmp_path: Path)
             stdout=theirs,
             stderr=file,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
     os.close(theirs)
     os.set_blocking(ours, False)
@@ -115,14 +114,22 @@ def test_a_command_that_cannot_print_ends_with_a_sentence_at_most(line: str, cod
 
 
 def test_an_interrupt_of_the_start_says_that_nothing_was_saved(tmp_path: Path) -> None:
-    with started(*PLAIN, f"checkpoint.path={tmp_path / 'saved'}") as job:
-        assert job.stdout is not None
-        job.stdout.readline()  # the first line, long before the first step
-        job.send_signal(signal.SIGTERM)
-        done = finished(job)
-    assert done.code == 130, done.error
-    assert done.sentence.startswith("error: interrupted")
-    assert done.sentence.endswith("; nothing was trained so far; nothing was saved")
+    program = f"""
+import os, signal
+from planaria.display import Display
+shown = Display.__call__
+def show(self, line, progress):
+    shown(self, line, progress)
+    if "start; the job's folder is" in line:  # no process has said anything yet
+        os.kill(os.getpid(), signal.SIGTERM)
+Display.__call__ = show
+{MAIN}
+"""
+    python, dash_c, _, *words = command(*PLAIN, f"checkpoint.path={tmp_path / 'saved'}")
+    done = shell('"$@"', python, dash_c, program, *words)
+    assert done.returncode == 130, done.stderr
+    sentence = "error: interrupted; nothing was trained so far; nothing was saved\n"
+    assert done.stderr == sentence
 
 
 def test_a_comparison_that_fails_leaves_no_empty_folder_and_names_the_logs(tmp_path: Path) -> None:
