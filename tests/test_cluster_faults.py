@@ -235,7 +235,7 @@ def test_a_scrub_of_a_dead_job_does_not_wait_for_it(folder: Path) -> None:
         (files.folder / "supervisor").unlink()
         (files.folder / "supervisor").touch()  # that nobody has a lock on
         assert running_jobs() == []
-        with pytest.raises(ClusterError, match="no job runs in"):
+        with pytest.raises(ConfigError, match="no job runs in"):
             scrub(files.folder, 60)
     finally:
         files.remove()

@@ -86,7 +86,7 @@ def test_an_earlier_step_can_be_named(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "model/model.json").read_text())["step"] == 8
     assert np.load(tmp_path / "model/dense.npz")["bottom.0.weight"][0, 0] == 8
     again = CliRunner().invoke(app, ["export", jobs, out])
-    assert again.exit_code == 1
+    assert again.exit_code == 2
     assert "exists" in again.output
 
 
@@ -179,8 +179,10 @@ def test_what_cannot_be_exported_leaves_nothing(
     monkeypatch.setattr(os, "posix_fallocate", no_space)
     with pytest.raises(CheckpointError, match="No space left"):
         export(open_model(tmp_path / "jobs", 8), tmp_path / "model")
-    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="nothing' does not exist; name"):
         open_model(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match="has no checkpoint of step 7; it has 8, 9"):
+        open_model(tmp_path / "jobs", 7)
     with pytest.raises(CheckpointError, match="does not exist"):
         export(open_model(tmp_path / "jobs", 8), tmp_path / "no folder" / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["jobs"]

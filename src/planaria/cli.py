@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
 import planaria
@@ -36,7 +34,15 @@ from planaria.errors import (
     LossError,
     PlanariaError,
 )
-from planaria.exits import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOST, leave
+from planaria.exits import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_LOST,
+    Output,
+    leave,
+    leave_if_unprinted,
+)
 from planaria.exporting import check_free, export, open_model
 from planaria.files import write_atomically
 from planaria.inspecting import app as data_app
@@ -46,9 +52,10 @@ from planaria.schedule import Fault, parse_freeze, parse_kill, resolve
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
+    rich_markup_mode="markdown",  # the lines of a paragraph flow, and brackets are no markup
     help="Fault-tolerant training of deep-learning recommendation models.",
 )
-console = Console(highlight=False)
+console = Output(highlight=False)
 
 ConfigFile = Annotated[
     Path | None,
@@ -56,18 +63,24 @@ ConfigFile = Annotated[
 ]
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", help="path=value, as in optimizer.lr=0.1. Overrides the file."),
+    typer.Option(
+        "--set",
+        help="path=value, as in optimizer.lr=0.1. Overrides the file. May be given several times.",
+    ),
 ]
 Kills = Annotated[
     list[str] | None,
     typer.Option(
         help="WHO@STEP: SIGKILL when STEP is done. WHO: server:2, server:any, server:any*2 (two "
-        "at once), trainer:1, coordinator, spare:0."
+        "at once), trainer:1, coordinator, spare:0. May be given several times."
     ),
 ]
 Freezes = Annotated[
     list[str] | None,
-    typer.Option(help="WHO@STEP:SECONDS: SIGSTOP, and SIGCONT after so many seconds."),
+    typer.Option(
+        help="WHO@STEP:SECONDS: SIGSTOP, and SIGCONT after so many seconds. May be given several "
+        "times."
+    ),
 ]
 ReportFile = Annotated[Path | None, typer.Option(help="Write the report here, as JSON.")]
 
@@ -75,6 +88,7 @@ ReportFile = Annotated[Path | None, typer.Option(help="Write the report here, as
 def _print_version(wanted: bool) -> None:
     if wanted:
         console.print(f"planaria {planaria.__version__}")
+        leave_if_unprinted(console)
         raise typer.Exit
 
 
@@ -94,6 +108,7 @@ def options(
 def version() -> None:
     """Print the version and what the kernels run on here."""
     console.print(f"planaria {planaria.__version__}, kernels: {kernels.level()}")
+    leave_if_unprinted(console)
 
 
 @app.command()
@@ -109,8 +124,9 @@ def train(
 ) -> None:
     """Train a job on this machine, and disturb it on purpose if you like.
 
-    Servers, trainers and the coordinator are processes of their own. Any r servers of a group can
-    be killed at any instant: the digest at the end is that of an undisturbed run, bit for bit.
+    Servers, trainers and the coordinator are processes of their own. Of every group, as many
+    servers as the job's parity says can be killed at any instant: the digest at the end is that of
+    an undisturbed run, bit for bit.
 
     With checkpoint.path and checkpoint.every_steps, or checkpoint.every_s=auto, checkpoints are
     saved meanwhile; docs/checkpoints.md says what they promise.
@@ -122,8 +138,7 @@ def train(
     job, schedule = _read(config, sets, kill, freeze)
     start = _find_start(job, resume)
     found = _run("training", job, schedule, report, start)
-    with contextlib.suppress(OSError):  # no room for it; what matters is written and said below
-        show_report(console, found)
+    show_report(console, found)
     back = way_back(newest_of(found["checkpoints"], start.step))
     if unwritten := _write(report, found):
         leave(EXIT_FAILED, f"the run is done, but {unwritten}{back}")
@@ -182,16 +197,15 @@ def scrub(
     """Verify all stripes of a running job, byte for byte, while it trains.
 
     Every parity record is compared with what its data records, as of one committed step, make of
-    it. Exit code 1 if any differs.
+    it.
+
+    Exit codes: 0 all are equal, 1 any differs or the job does not answer, 2 no such job runs here.
     """
     try:
-        if folder is None:
-            jobs = running_jobs()
-            if len(jobs) != 1:
-                named = ", ".join(map(str, jobs)) or "none"
-                raise ClusterError(f"name the job's folder; running here: {named}")
-            folder = jobs[0]
+        folder = folder or _only_job()
         found = scrub_job(folder, deadline)
+    except ConfigError as error:
+        leave(EXIT_CONFIG, str(error))
     except PlanariaError as error:
         leave(EXIT_FAILED, str(error))
     if not found.records:
@@ -199,6 +213,7 @@ def scrub(
     console.print(f"{found.records:,} parity records verified, {found.wrong:,} wrong")
     if found.wrong:
         raise typer.Exit(EXIT_FAILED)
+    leave_if_unprinted(console)
 
 
 @app.command("export")
@@ -211,10 +226,18 @@ def export_command(
 
     OUT gets tables/NAME.npy, float32[rows, dim]; dense.npz with the weights and biases of both
     MLPs; and model.json, which says what they are. Every byte that is used is checked.
+
+    Exit codes: 0 done, 1 the checkpoint is damaged or writing failed, 2 there is nothing to export,
+    or OUT cannot be made.
     """
     try:
         check_free(out)
         checkpoint = open_model(checkpoints, step, console.print)
+    except DamagedCheckpoint as error:
+        leave(EXIT_FAILED, f"{error}; an earlier one can be named with --step")
+    except PlanariaError as error:
+        leave(EXIT_CONFIG, str(error))
+    try:
         rows = sum(table.rows for table in checkpoint.manifest.tables)
         with Progress(console=console) as bar:
             task = bar.add_task(f"step {checkpoint.step}", total=rows)
@@ -224,6 +247,15 @@ def export_command(
     except PlanariaError as error:
         leave(EXIT_FAILED, str(error))
     console.print(f"step {checkpoint.step}, {rows:,} rows: {out}")
+
+
+def _only_job() -> Path:
+    jobs = running_jobs()
+    if not jobs:
+        raise ConfigError("no job is running here; start one with planaria train")
+    if len(jobs) > 1:
+        raise ConfigError(f"name the job's folder; running here: {', '.join(map(str, jobs))}")
+    return jobs[0]
 
 
 app.command()(plan)
@@ -279,11 +311,20 @@ def _run(
             return run.run()
     except (KeyboardInterrupt, Interrupted) as why:
         sentence = str(why) or f"{INTERRUPTED}; all processes were stopped{run.saves.way_back()}"
+        sentence += _nothing_saved(job, run)
         _leave(EXIT_INTERRUPTED, ClusterError(sentence), run, report)
     except (ConfigError, LeaseHeld) as error:  # no room on this machine, or another's folder
         leave(EXIT_CONFIG, str(error))
     except PlanariaError as error:
         _leave(EXIT_LOST if isinstance(error, LossError) else EXIT_FAILED, error, run, report)
+
+
+def _nothing_saved(job: Config, run: JobRun) -> str:
+    """Whoever has named a folder for checkpoints may expect one in it."""
+    if job.checkpoint.path is None or run.saves.newest():
+        return ""
+    trained = "" if run.progress.step else "; nothing was trained so far"
+    return f"{trained}; nothing was saved"
 
 
 def _leave(code: int, error: PlanariaError, run: JobRun, report: Path | None) -> NoReturn:
@@ -318,21 +359,37 @@ def _write(path: Path | None, report: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    _open_closed_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
             signal.signal(number, signal.default_int_handler)  # like Ctrl-C
     try:
         app()
     finally:
-        _give_up_unprinted()
+        for stream in (sys.stdout, sys.stderr):
+            _give_up_unprinted(stream)
     sys.exit(0)
 
 
-def _give_up_unprinted() -> None:
-    """Lines that standard output has no room for would make another exit code of ours."""
+def _open_closed_streams() -> None:
+    """Where the shell has closed one (>&-), what the job opens first would get its number, and the
+    lines that are meant for it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, this one
+            os.set_inheritable(number, True)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+def _give_up_unprinted(stream: TextIO) -> None:
+    """Lines that there is no room for would make another exit code of ours."""
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from types import TracebackType
 from typing import Any
@@ -13,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from planaria.cluster.reporting import Progress
+from planaria.cluster.reporting import Progress, counted
 from planaria.config import Config
 from planaria.tables import make_arenas
 
@@ -66,8 +65,7 @@ class Display:
     def _print(self, now: float, line: str) -> None:
         self.said_at = now
         text = f"{now - self.started:7.2f} s  {line}"
-        with contextlib.suppress(OSError):  # a disk without room for it is no reason to end the job
-            self.console.print(text, markup=False, soft_wrap=True)
+        self.console.print(text, markup=False, soft_wrap=True)
 
     def _worth_a_line(self, progress: Progress, now: float) -> bool:
         """At every tenth of the steps, and when nothing was said for a while."""
@@ -97,7 +95,8 @@ class Display:
         )
         facts = Text(", ".join(self._facts(progress)), no_wrap=True, overflow="ellipsis")
         processes = Text(no_wrap=True, overflow="ellipsis")
-        processes.append(f"{len(progress.trainers)} trainers, {len(progress.servers)} servers")
+        trainers, servers = len(progress.trainers), len(progress.servers)
+        processes.append(f"{counted(trainers, 'trainer')}, {counted(servers, 'server')}")
         for place, rows in sorted(progress.rebuilding.items()):
             processes.append(f" server:{place} rebuilds, {rows:,} rows", "yellow")
         if progress.servers and not progress.rebuilding:

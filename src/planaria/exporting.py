@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from planaria.checkpoints import Checkpoint, Piece, latest
-from planaria.checkpoints.folders import AnyFolder
+from planaria.checkpoints import Checkpoint, Piece, latest, list_checkpoints
+from planaria.checkpoints.folders import AnyFolder, LocalFolder, open_folder
 from planaria.config import Config
 from planaria.errors import CheckpointError, DamagedCheckpoint
 from planaria.layout import Layout
@@ -34,13 +34,22 @@ def open_model(
     folder: AnyFolder, step: int | None = None, say: Callable[[str], None] = lambda line: None
 ) -> Checkpoint:
     """The checkpoint of a step, or the newest whole one; say: told which newer ones are not."""
+    root = open_folder(folder)
+    if isinstance(root, LocalFolder) and not root.path.is_dir():
+        raise CheckpointError(
+            f"the folder '{folder}' does not exist; name checkpoint.path of a job"
+        )
     if step is not None:
-        return Checkpoint(folder, step)
-    found = latest(folder)
+        steps = [one.step for one in list_checkpoints(root)]
+        if step not in steps:
+            has = ", ".join(map(str, steps)) or "none at all"
+            raise CheckpointError(f"'{folder}' has no checkpoint of step {step}; it has {has}")
+        return Checkpoint(root, step)
+    found = latest(root)
     for one in found.passed_over:
         say(f"passed over step {one.step}: {one.problem}")
     if found.checkpoint is None:
-        raise CheckpointError(f"{folder} has no whole checkpoint")
+        raise CheckpointError(f"'{folder}' has no whole checkpoint")
     return found.checkpoint
 
 
@@ -69,9 +78,9 @@ def export(
 
 def check_free(out: Path) -> None:
     if out.exists():
-        raise CheckpointError(f"{out} exists; name a folder that does not")
+        raise CheckpointError(f"'{out}' exists; name a folder that does not")
     if not out.absolute().parent.is_dir():
-        raise CheckpointError(f"the folder of {out} does not exist")
+        raise CheckpointError(f"the folder of '{out}' does not exist")
 
 
 def _facts(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -351,3 +351,7 @@ def waiting_for(children: Iterable[Child]) -> str:
 
 def _digest(holds: ServerHolds | TrainerHolds) -> Digest:
     return Digest(*map(int, holds.digest))
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

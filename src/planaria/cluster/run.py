@@ -21,7 +21,7 @@ from planaria.cluster.deciding import settle
 from planaria.cluster.events import Observer, RolledBack
 from planaria.cluster.files import ANY_JOB, Beginning, home
 from planaria.cluster.injecting import Injector
-from planaria.cluster.reporting import Observe, Progress, Reporter
+from planaria.cluster.reporting import Observe, Progress, Reporter, counted
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption
 from planaria.cluster.transport import raise_descriptor_limit
 from planaria.config import Config, describe_protection
@@ -154,8 +154,8 @@ class JobRun:
         self._processes = attempt
         with attempt:
             self.reporter.say(
-                f"{config.servers} servers, {config.spares} spares and {config.ranks} trainers "
-                f"start; the job's folder is {attempt.folder}"
+                f"{counted(config.servers, 'server')}, {counted(config.spares, 'spare')} and "
+                f"{counted(config.ranks, 'trainer')} start; the job's folder is {attempt.folder}"
             )
             verdict = attempt.run()
         self._fingerprint = attempt.fingerprint

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planaria.cluster.files import JobFiles, home
 from planaria.cluster.transport import Transport
-from planaria.errors import ClusterError
+from planaria.errors import ClusterError, ConfigError
 from planaria.wire.messages import NO_VIEW, Scrub, Scrubbed
 
 ASK_AGAIN_S = 2.0
@@ -24,7 +24,7 @@ def scrub(folder: Path, deadline_s: float) -> Scrubbed:
     files = JobFiles(folder)
     try:
         if not files.running():
-            raise ClusterError(f"no job runs in {folder}; a job's first line names its folder")
+            raise ConfigError(f"no job runs in '{folder}'; a job's first line names its folder")
         keys, address = files.keys(), (folder / "coordinator.address").read_text()
     except OSError as error:
         raise ClusterError(f"the job in {folder} cannot be asked yet: {error}") from None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +21,14 @@ from planaria.comparing.runs import Comparison, Outcome, compare, prepare, run_h
 from planaria.config import Config
 from planaria.display import Display
 from planaria.errors import ConfigError, Interrupted, PlanariaError
-from planaria.exits import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, leave
+from planaria.exits import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    Output,
+    leave,
+    leave_if_unprinted,
+)
 from planaria.files import write_atomically
 from planaria.planning.machine import Origin
 from planaria.planning.options import refuse_existing, takes_options_of
@@ -39,12 +47,17 @@ def compare_command(
     ] = None,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", help="path=value, as in optimizer.lr=0.1. Overrides the file."),
+        typer.Option(
+            "--set",
+            help="path=value, as in optimizer.lr=0.1. Overrides the file. May be given several "
+            "times.",
+        ),
     ] = None,
     strategy: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"One of {', '.join(STRATEGIES)}; several times. Default: {', '.join(DEFAULT)}."
+            help=f"One of {', '.join(STRATEGIES)}. May be given several times. Default: "
+            f"{', '.join(DEFAULT)}."
         ),
     ] = None,
     out: Annotated[
@@ -64,21 +77,24 @@ def compare_command(
     Exit codes: 0 done, 1 a run failed, 2 an option is wrong (nothing was started). A strategy that
     the failures stop is a line of the table.
     """
-    console = Console(highlight=False)
+    console = Output(highlight=False)
     try:
         emulation, job = Emulation(**given), Config.load(config, sets or ())
         names = _named(strategy or DEFAULT)
         prepare(emulation, job, names)
-        _make_folder(out, force=force)
+        made = _make_folder(out, force=force)
     except ConfigError as error:
         leave(EXIT_CONFIG, str(error))
-    found = _run(console, emulation, job, names)
-    show(console, found)
-    if out is not None:
-        _write(console, out, found)
+    with _never_left_empty(made):
+        found = _run(console, emulation, job, names)
+        show(console, found)
+        if out is not None:
+            _write(console, out, found)
     failed = [row.name for row in found.rows if not all(run.lost for run in row.stopped)]
     if failed:
         leave(EXIT_FAILED, f"runs of {', '.join(failed)} failed, see above; please report this")
+    if out is None:
+        leave_if_unprinted(console)
 
 
 def _run(console: Console, emulation: Emulation, job: Config, names: Sequence[str]) -> Comparison:
@@ -103,9 +119,11 @@ def _named(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _make_folder(out: Path | None, *, force: bool) -> None:
+def _make_folder(out: Path | None, *, force: bool) -> list[Path]:
+    """Which ones were made for it, the innermost first."""
     if out is None:
-        return
+        return []
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
     for name in FILES:
         refuse_existing("--out", out / name, force=force)
     try:
@@ -114,6 +132,17 @@ def _make_folder(out: Path | None, *, force: bool) -> None:
         raise ConfigError(f"--out: expected a folder: {error}") from None
     if not os.access(out, os.W_OK):
         raise ConfigError(f"--out: expected a folder that can be written to, got {out}")
+    return made
+
+
+@contextlib.contextmanager
+def _never_left_empty(folders: Sequence[Path]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for folder in folders:
+            with contextlib.suppress(OSError):  # it has something in it
+                folder.rmdir()
 
 
 def _write(console: Console, out: Path, found: Comparison) -> None:

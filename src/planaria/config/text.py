@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
+from planaria.config.kinds import shown
 from planaria.errors import ConfigError
 
 
@@ -16,7 +17,10 @@ def read_file(path: Path) -> object:
         raise ConfigError(f"cannot read {path}: {error.strerror}; check the path") from None
     except ValueError as error:
         raise ConfigError(f"cannot read {path}: {error}; it must be text in UTF-8") from None
-    return _parse(text, str(path))
+    found = _parse(text, str(path))
+    if found is not None and not isinstance(found, dict):
+        raise ConfigError(f"{path}: expected keys with values, got {shown(found)}")
+    return found
 
 
 def read_override(text: str) -> tuple[str, object]:

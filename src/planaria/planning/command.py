@@ -13,7 +13,14 @@ from rich.progress import Progress
 
 from planaria.config import Config
 from planaria.errors import ConfigError, PlanariaError
-from planaria.exits import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, leave
+from planaria.exits import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    Output,
+    leave,
+    leave_if_unprinted,
+)
 from planaria.files import write_atomically
 from planaria.planning.inputs import PlanInputs
 from planaria.planning.jobs import as_yaml, base_job, inputs_of, job_of
@@ -81,7 +88,7 @@ def plan(
     Exit codes: 0 done, 1 measuring or writing failed, 2 an option is wrong.
     """
     quiet = str(json) == "-"
-    console = Console(highlight=False, quiet=quiet)
+    console = Output(highlight=False, quiet=quiet)
     try:
         present = None if job is None else Config.load(job)
         inputs, notes, known = _inputs(given, job, present)  # before anything is measured
@@ -106,6 +113,7 @@ def plan(
     _write(made, png, json, quiet=quiet)
     if write is not None:
         _write_job(console, made, base, write)
+    leave_if_unprinted(console)
 
 
 def _inputs(
