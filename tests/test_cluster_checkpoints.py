@@ -15,21 +15,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from cluster_jobs import TINY, BeatenRun, Blow, leaving_nothing, tiny
 
 from planaria import Layout
 from planaria.checkpoints import latest, list_checkpoints, restore
+from planaria.checkpoints.manifest import encode_manifest
+from planaria.cluster.attempt import Attempt
+from planaria.cluster.events import JobEvent, Note
 from planaria.cluster.resuming import find_start
 from planaria.cluster.run import JobRun
 from planaria.config import Config
 from planaria.errors import ConfigError
+from planaria.wire.control import StepDone
 
 pytestmark = pytest.mark.torch
 
@@ -151,6 +156,90 @@ def test_a_full_disk_stops_no_training_and_stands_in_the_report(
     assert all("no space is left" in one["failed"] for one in report["checkpoints"])
     assert any("no part of server:" in line and "no space" in line for line in lines)
     assert list_checkpoints(tmp_path / "job") == []  # what was written makes room again
+
+
+# ---------------------------------------------------------------------------- a folder that vanishes
+
+SLOW = ("steps=100", "batch=1024")  # so that a save counts long before the end
+
+
+class Meddled(BeatenRun):
+    """Somebody does something to its folder, once, when it has a checkpoint."""
+
+    def __init__(self, folder: Path, meddle: Callable[[], None], *overrides: str) -> None:
+        def look(processes: Attempt, event: JobEvent) -> None:
+            if isinstance(event.what, StepDone) and not self.saved and whole_steps(folder):
+                self.saved = whole_steps(folder)
+                meddle()
+
+        self.saved: list[int] = []  # by then
+        super().__init__(saving(folder, *PLAIN, *SLOW, *overrides), on_event=look)
+
+    @property
+    def notes(self) -> list[str]:
+        return [note.line for _, note in self.of(Note)]
+
+
+@pytest.mark.parametrize("what", ["LEASE.json", "."])
+def test_a_lease_or_a_folder_that_vanishes_once_costs_the_saves_of_that_moment_alone(
+    tmp_path: Path, what: str
+) -> None:
+    """No later save counted, not even the last: the only job was to stop one of the jobs."""
+    folder = tmp_path / "job"
+    run = Meddled(
+        folder, lambda: (folder / what).rename(tmp_path / "away"), "checkpoint.policy=consecutive"
+    )
+    report = run.run()
+    assert sum("has taken the folder again" in line for line in run.notes) == 1
+    failed = [one for one in report["checkpoints"] if "failed" in one]
+    assert whole_steps(folder)[-1] == 100
+    assert not any("lost its lease" in one["failed"] for one in failed)
+    saved = {one["step"]: one for one in report["checkpoints"] if "failed" not in one}
+    later = [step for step in saved if step > max(run.saved)]
+    assert later
+    if what == ".":  # nothing is built on what is gone
+        assert saved[later[0]]["base"] == []
+    assert not (folder / "LEASE.json").exists()  # it was given back
+
+
+def test_who_names_a_way_back_has_looked(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    """Step 80 was named as the way back, out of a folder that had long been another job's."""
+    folder = tmp_path / "job"
+
+    def replace_it() -> None:
+        folder.rename(tmp_path / "away")
+        (folder / "step-00000100").mkdir(parents=True)
+        theirs = latest(undisturbed.folder).checkpoint
+        assert theirs is not None
+        manifest = msgspec.structs.replace(theirs.manifest, step=100)
+        content, _ = encode_manifest(manifest)
+        (folder / "step-00000100" / "MANIFEST.json").write_bytes(content)
+
+    run = Meddled(folder, replace_it, "checkpoint.every_steps=50", "checkpoint.keep_last=1")
+    report = run.run()
+    assert report["checkpoints"][-1]["step"] == 100
+    assert "was saved by another job" in report["checkpoints"][-1]["failed"]
+    assert run.saved == [50]
+    assert run.job.way_back() == (
+        f"; there is nothing to go on from: {folder} has no whole checkpoint of this job"
+    )
+
+
+def test_a_file_in_the_place_of_the_folder_is_to_be_moved_away(tmp_path: Path) -> None:
+    """Room was to be made."""
+    folder = tmp_path / "job"
+
+    def replace_it() -> None:
+        folder.rename(tmp_path / "away")
+        folder.write_text("a file")
+
+    run = Meddled(folder, replace_it)
+    last = run.run()["checkpoints"][-1]
+    assert last["step"] == 100
+    assert "move away what is no folder and has the name of one" in last["failed"]
+    assert "oom" not in last["failed"]
+    assert "there is nothing to go on from: " in run.job.way_back()
+    assert folder.read_text() == "a file"
 
 
 # ---------------------------------------------------------------------------- resuming

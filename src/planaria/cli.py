@@ -19,13 +19,12 @@ from rich.progress import Progress
 import planaria
 from planaria import kernels
 from planaria.cluster import preflight
-from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption, find_start
+from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption, find_start, load_saved
 from planaria.cluster.run import INTERRUPTED, JobRun
 from planaria.cluster.scrub import running_jobs
 from planaria.cluster.scrub import scrub as scrub_job
 from planaria.comparing.command import compare_command
 from planaria.config import CheckpointConfig, Config
-from planaria.control.saving import newest_of, way_back
 from planaria.display import Display, show_report
 from planaria.errors import (
     ClusterError,
@@ -103,7 +102,12 @@ def train(
     freeze: Freezes = None,
     report: ReportFile = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in checkpoint.path.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the newest checkpoint in checkpoint.path. Without a file: with the "
+            "settings that it was saved with.",
+        ),
     ] = False,
 ) -> None:
     """Train a job on this machine, and disturb it on purpose if you like.
@@ -118,19 +122,25 @@ def train(
     started), 3 more was lost than the parity can bear, 130 interrupted (Ctrl-C, SIGTERM, SIGHUP).
     """
     _check_report(report)
-    job, schedule = _read(config, sets, kill, freeze)
+    is_as_saved = ""
+    if resume and config is None:
+        job, is_as_saved = _read_saved(sets)
+        schedule = _resolve(job, kill, freeze)
+    else:
+        job, schedule = _read(config, sets, kill, freeze)
     start = _find_start(job, resume)
-    found = _run("training", job, schedule, report, start)
+    if is_as_saved:
+        start = replace(start, notes=(is_as_saved, *start.notes))
+    run, found = _run("training", job, schedule, report, start)
     with contextlib.suppress(OSError):  # no room for it; what matters is written and said below
         show_report(console, found)
-    back = way_back(newest_of(found["checkpoints"], start.step))
     if unwritten := _write(report, found):
-        leave(EXIT_FAILED, f"the run is done, but {unwritten}{back}")
+        leave(EXIT_FAILED, f"the run is done, but {unwritten}{run.way_back()}")
     if job.saves_last_step and start.step < job.steps:
         saves = [save for save in found["checkpoints"] if save["step"] == job.steps]
         if all("failed" in save for save in saves):
             why = saves[-1]["failed"] if saves else "nobody told of it"
-            leave(EXIT_FAILED, f"the trained model was not saved: {why}{back}")
+            leave(EXIT_FAILED, f"the trained model was not saved: {why}{run.way_back()}")
 
 
 @app.command()
@@ -158,9 +168,9 @@ def drill(
     if not schedule:
         schedule = resolve([parse_kill(f"server:any@{max(job.steps // 2, 1)}")], job)
     console.print("1 of 2: undisturbed")
-    undisturbed = _run("undisturbed", job, [], report)
+    _, undisturbed = _run("undisturbed", job, [], report)
     console.print("2 of 2: disturbed")
-    disturbed = _run("disturbed", job, schedule, report)
+    _, disturbed = _run("disturbed", job, schedule, report)
     show_report(console, disturbed)
     console.print(f"digest undisturbed  {undisturbed['digest']}")
     console.print(f"digest disturbed    {disturbed['digest']}")
@@ -234,9 +244,23 @@ def _read(
 ) -> tuple[Config, list[Fault]]:
     try:
         job = Config.load(path, sets or ())
+    except ConfigError as error:
+        leave(EXIT_CONFIG, str(error))
+    return job, _resolve(job, kill, freeze)
+
+
+def _read_saved(sets: list[str] | None) -> tuple[Config, str]:
+    try:
+        return load_saved(sets or ())
+    except ConfigError as error:
+        leave(EXIT_CONFIG, str(error))
+
+
+def _resolve(job: Config, kill: list[str] | None, freeze: list[str] | None) -> list[Fault]:
+    try:
         faults: list[Fault] = [parse_kill(text) for text in kill or ()]
         faults += [parse_freeze(text) for text in freeze or ()]
-        return job, resolve(faults, job)
+        return resolve(faults, job)
     except ConfigError as error:
         leave(EXIT_CONFIG, str(error))
 
@@ -266,7 +290,7 @@ def _run(
     schedule: Sequence[Fault],
     report: Path | None,
     start: Resumption = FROM_THE_BEGINNING,
-) -> dict[str, Any]:
+) -> tuple[JobRun, dict[str, Any]]:
     display = Display(console, title, job)
     try:
         run = JobRun(job, schedule, display, start)
@@ -274,9 +298,9 @@ def _run(
         leave(EXIT_CONFIG, str(error))
     try:
         with display:
-            return run.run()
+            return run, run.run()
     except (KeyboardInterrupt, Interrupted) as why:
-        sentence = str(why) or f"{INTERRUPTED}; all processes were stopped{run.saves.way_back()}"
+        sentence = str(why) or f"{INTERRUPTED}; all processes were stopped{run.way_back()}"
         _leave(EXIT_INTERRUPTED, ClusterError(sentence), run, report)
     except (ConfigError, LeaseHeld) as error:  # no room on this machine, or another's folder
         leave(EXIT_CONFIG, str(error))
