@@ -27,10 +27,11 @@ from cluster_jobs import TINY, BeatenRun, Blow, leaving_nothing, tiny
 
 from planaria import Layout
 from planaria.checkpoints import latest, list_checkpoints, restore
-from planaria.checkpoints.manifest import encode_manifest
+from planaria.checkpoints.folders import LocalFolder
+from planaria.checkpoints.manifest import encode_manifest, read_manifest
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import JobEvent, Note
-from planaria.cluster.resuming import find_start
+from planaria.cluster.resuming import find_start, load_saved
 from planaria.cluster.run import JobRun
 from planaria.config import Config
 from planaria.errors import ConfigError
@@ -42,6 +43,7 @@ STEPS, EVERY = 60, 10
 SHAPE = (f"steps={STEPS}", "servers=4", "parity=1", "k=2", "spares=1")
 PLAIN = ("strategy=none", "servers=2", "spares=0")  # quick to start: it has no shadow
 KILL_S = 60.0
+LIMIT_S = 240.0  # for one command, on a machine that has other things to do
 
 
 def saving(folder: Path, *overrides: str) -> Config:
@@ -158,7 +160,7 @@ def test_a_full_disk_stops_no_training_and_stands_in_the_report(
     assert list_checkpoints(tmp_path / "job") == []  # what was written makes room again
 
 
-# ---------------------------------------------------------------------------- a folder that vanishes
+# ---------------------------------------------------------------------------- a folder vanishes
 
 SLOW = ("steps=100", "batch=1024")  # so that a save counts long before the end
 
@@ -166,13 +168,14 @@ SLOW = ("steps=100", "batch=1024")  # so that a save counts long before the end
 class Meddled(BeatenRun):
     """Somebody does something to its folder, once, when it has a checkpoint."""
 
-    def __init__(self, folder: Path, meddle: Callable[[], None], *overrides: str) -> None:
+    def __init__(self, folder: Path, meddle: Callable[[], object], *overrides: str) -> None:
+        self.saved: list[int] = []  # by then
+
         def look(processes: Attempt, event: JobEvent) -> None:
             if isinstance(event.what, StepDone) and not self.saved and whole_steps(folder):
                 self.saved = whole_steps(folder)
                 meddle()
 
-        self.saved: list[int] = []  # by then
         super().__init__(saving(folder, *PLAIN, *SLOW, *overrides), on_event=look)
 
     @property
@@ -376,6 +379,52 @@ def test_kill_9_of_everything_during_a_save_and_between_two_loses_no_bit(
     assert len(whole_steps(folder)) == 2  # keep_last
 
 
+def test_without_a_job_file_a_job_goes_on_with_the_settings_that_it_was_saved_with(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    """The README's command was refused for a key that nobody had given: the defaults were others
+    than the first run's.
+    """
+    folder = copied(undisturbed, tmp_path / "job", 50)
+    report = tmp_path / "report.json"
+    words = ["--set", f"checkpoint.path={folder}", "--set", "servers=3", "--report", str(report)]
+    done = subprocess.run(
+        [sys.executable, "-m", "planaria", "train", "--resume", *words],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        env={**os.environ, "COLUMNS": "400"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"the settings are those that step 50 in {folder} was saved with" in done.stdout
+    found = json.loads(report.read_text())
+    assert found["digest"] == undisturbed.digest
+    assert found["strategy"] == "none"  # as saved
+    assert len(found["checkpoints"]) == 1
+    saved = latest(folder).checkpoint
+    assert saved is not None
+    assert saved.manifest.config["servers"] == 3  # --set comes on top
+
+
+def test_settings_of_a_checkpoint_are_the_base_only_where_there_are_some(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    assert load_saved(["steps=7"]) == (Config.load(None, ["steps=7"]), ())
+    empty = [f"checkpoint.path={tmp_path}", "steps=7"]
+    assert load_saved(empty) == (Config.load(None, empty), ())
+    as_saved, notes = load_saved([f"checkpoint.path={undisturbed.folder}"])
+    assert (as_saved, len(notes)) == (saving(undisturbed.folder, *PLAIN), 1)
+    folder = copied(undisturbed, tmp_path / "job", 10)
+    manifest, _ = read_manifest(LocalFolder(folder / "step-00000010"), 10)
+    strange = msgspec.structs.replace(manifest, config={"no_such_key": 1})
+    (folder / "step-00000010" / "MANIFEST.json").write_bytes(encode_manifest(strange)[0])
+    with pytest.raises(ConfigError, match="not known here; give the job file\nno_such_key"):
+        load_saved([f"checkpoint.path={folder}"])
+    with pytest.raises(ConfigError, match="steps: expected"):
+        load_saved([f"checkpoint.path={undisturbed.folder}", "steps=0"])
+
+
 # ---------------------------------------------------------------------------- what is refused
 
 
@@ -385,7 +434,10 @@ def test_kill_9_of_everything_during_a_save_and_between_two_loses_no_bit(
         ("model.rows=301", "model: expected the tables of the checkpoint of step 60, 6 [(]300 x 8"),
         ("optimizer.name=sgd", "optimizer.name: expected adagrad, as in the checkpoint of step 60"),
         ("optimizer.eps=1e-5", "optimizer.eps: expected 1e-10"),
-        ("seed=1", "seed: expected 0, as in the checkpoint of step 60, got 1"),
+        (
+            "seed=1",
+            "seed: expected 0, as in the checkpoint of step 60, got 1; give the same job file",
+        ),
         ("batch=32", "batch: expected 64"),
         ("trainers=2", "trainers: expected 1"),
         ("model.top=[8]", r"model.top: expected \[16\]"),

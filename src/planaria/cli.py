@@ -122,15 +122,9 @@ def train(
     started), 3 more was lost than the parity can bear, 130 interrupted (Ctrl-C, SIGTERM, SIGHUP).
     """
     _check_report(report)
-    is_as_saved = ""
-    if resume and config is None:
-        job, is_as_saved = _read_saved(sets)
-        schedule = _resolve(job, kill, freeze)
-    else:
-        job, schedule = _read(config, sets, kill, freeze)
+    job, schedule, notes = _read(config, sets, kill, freeze, resume)
     start = _find_start(job, resume)
-    if is_as_saved:
-        start = replace(start, notes=(is_as_saved, *start.notes))
+    start = replace(start, notes=(*notes, *start.notes))
     run, found = _run("training", job, schedule, report, start)
     with contextlib.suppress(OSError):  # no room for it; what matters is written and said below
         show_report(console, found)
@@ -157,7 +151,7 @@ def drill(
     code 1 if the digests differ.
     """
     _check_report(report)
-    job, schedule = _read(config, sets, kill, freeze)
+    job, schedule, _ = _read(config, sets, kill, freeze)
     if not job.survival.keeps_parity:
         leave(
             EXIT_CONFIG,
@@ -240,27 +234,22 @@ app.command("compare")(compare_command)
 
 
 def _read(
-    path: Path | None, sets: list[str] | None, kill: list[str] | None, freeze: list[str] | None
-) -> tuple[Config, list[Fault]]:
+    path: Path | None,
+    sets: list[str] | None,
+    kill: list[str] | None,
+    freeze: list[str] | None,
+    resume: bool = False,
+) -> tuple[Config, list[Fault], Sequence[str]]:
+    """The job, its failures, and what the user should know of where its settings come from."""
+    notes: Sequence[str] = ()
     try:
-        job = Config.load(path, sets or ())
-    except ConfigError as error:
-        leave(EXIT_CONFIG, str(error))
-    return job, _resolve(job, kill, freeze)
-
-
-def _read_saved(sets: list[str] | None) -> tuple[Config, str]:
-    try:
-        return load_saved(sets or ())
-    except ConfigError as error:
-        leave(EXIT_CONFIG, str(error))
-
-
-def _resolve(job: Config, kill: list[str] | None, freeze: list[str] | None) -> list[Fault]:
-    try:
+        if resume and path is None:
+            job, notes = load_saved(sets or ())
+        else:
+            job = Config.load(path, sets or ())
         faults: list[Fault] = [parse_kill(text) for text in kill or ()]
         faults += [parse_freeze(text) for text in freeze or ()]
-        return resolve(faults, job)
+        return job, resolve(faults, job), notes
     except ConfigError as error:
         leave(EXIT_CONFIG, str(error))
 

@@ -62,20 +62,20 @@ def find_start(config: Config, *, resume: bool) -> Resumption:
     return FROM_THE_BEGINNING
 
 
-def load_saved(overrides: Sequence[str]) -> tuple[Config, str]:
-    """A job that is resumed without its file: as it was saved, with overrides on top; and a line
-    that says so, "" where there is nothing to go by.
+def load_saved(overrides: Sequence[str]) -> tuple[Config, Sequence[str]]:
+    """A job that is resumed without its file: as it was saved, with overrides on top; and what the
+    user should know of that. Where nothing was saved, as if it were not resumed.
     """
-    given = [read_override(text) for text in overrides if "=" in text]
-    folder = dict(given).get("checkpoint.path")
+    given = [text for text in overrides if text.partition("=")[0].strip() == "checkpoint.path"]
+    folder = read_override(given[-1])[1] if given else None
     if not isinstance(folder, str):
-        return Config.load(None, overrides), ""
+        return Config.load(None, overrides), ()
     try:
         found = latest(folder).checkpoint
     except CheckpointError as error:
         raise ConfigError(f"checkpoint.path: {error}") from None
     if found is None or not found.manifest.config:
-        return Config.load(None, overrides), ""
+        return Config.load(None, overrides), ()
     saved = found.manifest.config
     try:
         Config.from_dict(saved)
@@ -84,8 +84,11 @@ def load_saved(overrides: Sequence[str]) -> tuple[Config, str]:
             f"checkpoint.path: the settings that step {found.step} in {folder} was saved with are "
             f"not known here; give the job file\n{error}"
         ) from None
-    line = f"no job file was given: settings are those saved with step {found.step} in {folder}"
-    return Config.load(None, overrides, saved), f"{line}, with --set on top"
+    note = (
+        f"no job file was given: the settings are those that step {found.step} in {folder} was "
+        "saved with, and --set on top"
+    )
+    return Config.load(None, overrides, saved), [note]
 
 
 def _resume(config: Config, folder: str, found: Found) -> Resumption:
