@@ -115,7 +115,7 @@ def extra_options(words: Sequence[str]) -> list[str]:
     name, *options = words
     if name == "plan" and "--measure" not in options:
         return ["--runs", "5"]
-    if name == "train" and "job.yaml" not in options:
+    if name == "train" and "job.yaml" not in options and "--resume" not in options:
         return [f"--set={pair}" for pair in SMALLER]
     return []
 
