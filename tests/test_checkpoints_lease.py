@@ -13,7 +13,7 @@ import pytest
 from checkpoint_leases import ELSEWHERE, OURS, THEIRS, lease, left_by, read
 
 from planaria.checkpoints import Lease
-from planaria.checkpoints.folders import RemoteFolder
+from planaria.checkpoints.folders import LocalFolder, RemoteFolder
 from planaria.checkpoints.lease import LEASE, Holder, Process
 from planaria.errors import ArgumentError, CheckpointError, LeaseHeld, LeaseLost
 
@@ -68,13 +68,57 @@ def test_renewing_counts_now_and_then_and_finds_out_that_another_took_over(tmp_p
             act()
     ours.release()
     assert read(tmp_path).job == THEIRS  # and is left alone
+
+
+@pytest.mark.parametrize("act", ["check", "renew"])
+@pytest.mark.parametrize("folder_too", [False, True])
+def test_a_lease_that_vanished_while_nobody_else_was_there_is_taken_again(
+    tmp_path: Path, act: str, folder_too: bool
+) -> None:
+    """Every later save failed, the last one too: the only job was told that it had lost its lease,
+    and to stop one of the jobs.
+    """
+    ours = lease(tmp_path / "saved")
+    ours.acquire(0.0)
+    (tmp_path / "saved" / LEASE).unlink()
+    if folder_too:
+        (tmp_path / "saved").rmdir()
+    if act == "check":
+        ours.check()
+    else:
+        ours.renew(1000.0)
+    (note,) = ours.notes
+    assert f"job {OURS} has taken the folder again" in note
+    assert read(tmp_path / "saved").job == OURS
+    with pytest.raises(LeaseHeld, match=OURS):
+        lease(tmp_path / "saved", THEIRS).acquire(0.0)
+    ours.renew(2000.0)
+    assert (read(tmp_path / "saved").renewals, len(ours.notes)) == (1, 1)
+    ours.release()
+    with pytest.raises(LeaseLost, match="given back"):  # and is not taken again
+        ours.check()
+    assert list((tmp_path / "saved").iterdir()) == []
+
+
+def test_who_takes_a_lease_again_never_takes_another_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another comes between the look that finds nothing and the file that is made."""
+    ours, theirs = lease(tmp_path), lease(tmp_path, THEIRS)
+    ours.acquire(0.0)
     (tmp_path / LEASE).unlink()
-    fourth = lease(tmp_path)
-    fourth.acquire(0.0)
-    (tmp_path / LEASE).unlink()
-    for act in (fourth.check, lambda: fourth.renew(1000.0)):
-        with pytest.raises(LeaseLost, match=r"have no LEASE\.json any more"):
-            act()
+    create = LocalFolder.create
+
+    def be_overtaken(self: LocalFolder, name: str, content: bytes) -> None:
+        monkeypatch.undo()
+        theirs.acquire(0.0)
+        create(self, name, content)
+
+    monkeypatch.setattr(LocalFolder, "create", be_overtaken)
+    with pytest.raises(LeaseLost, match=f"now belong to job {THEIRS}"):
+        ours.check()
+    theirs.check()
+    assert ours.notes == []
 
 
 def test_a_renewal_never_lands_in_another_s_lease(

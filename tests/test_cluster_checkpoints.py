@@ -15,21 +15,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from cluster_jobs import TINY, BeatenRun, Blow, leaving_nothing, tiny
 
 from planaria import Layout
 from planaria.checkpoints import latest, list_checkpoints, restore
-from planaria.cluster.resuming import find_start
+from planaria.checkpoints.folders import LocalFolder
+from planaria.checkpoints.manifest import encode_manifest, read_manifest
+from planaria.cluster.attempt import Attempt
+from planaria.cluster.events import JobEvent, Note
+from planaria.cluster.resuming import find_start, load_saved
 from planaria.cluster.run import JobRun
 from planaria.config import Config
 from planaria.errors import ConfigError
+from planaria.wire.control import StepDone
 
 pytestmark = pytest.mark.torch
 
@@ -37,6 +43,7 @@ STEPS, EVERY = 60, 10
 SHAPE = (f"steps={STEPS}", "servers=4", "parity=1", "k=2", "spares=1")
 PLAIN = ("strategy=none", "servers=2", "spares=0")  # quick to start: it has no shadow
 KILL_S = 60.0
+LIMIT_S = 240.0  # for one command, on a machine that has other things to do
 
 
 def saving(folder: Path, *overrides: str) -> Config:
@@ -151,6 +158,91 @@ def test_a_full_disk_stops_no_training_and_stands_in_the_report(
     assert all("no space is left" in one["failed"] for one in report["checkpoints"])
     assert any("no part of server:" in line and "no space" in line for line in lines)
     assert list_checkpoints(tmp_path / "job") == []  # what was written makes room again
+
+
+# ---------------------------------------------------------------------------- a folder vanishes
+
+SLOW = ("steps=100", "batch=1024")  # so that a save counts long before the end
+
+
+class Meddled(BeatenRun):
+    """Somebody does something to its folder, once, when it has a checkpoint."""
+
+    def __init__(self, folder: Path, meddle: Callable[[], object], *overrides: str) -> None:
+        self.saved: list[int] = []  # by then
+
+        def look(processes: Attempt, event: JobEvent) -> None:
+            if isinstance(event.what, StepDone) and not self.saved and whole_steps(folder):
+                self.saved = whole_steps(folder)
+                meddle()
+
+        super().__init__(saving(folder, *PLAIN, *SLOW, *overrides), on_event=look)
+
+    @property
+    def notes(self) -> list[str]:
+        return [note.line for _, note in self.of(Note)]
+
+
+@pytest.mark.parametrize("what", ["LEASE.json", "."])
+def test_a_lease_or_a_folder_that_vanishes_once_costs_the_saves_of_that_moment_alone(
+    tmp_path: Path, what: str
+) -> None:
+    """No later save counted, not even the last: the only job was to stop one of the jobs."""
+    folder = tmp_path / "job"
+    run = Meddled(
+        folder, lambda: (folder / what).rename(tmp_path / "away"), "checkpoint.policy=consecutive"
+    )
+    report = run.run()
+    assert sum("has taken the folder again" in line for line in run.notes) == 1
+    failed = [one for one in report["checkpoints"] if "failed" in one]
+    assert whole_steps(folder)[-1] == 100
+    assert not any("lost its lease" in one["failed"] for one in failed)
+    saved = {one["step"]: one for one in report["checkpoints"] if "failed" not in one}
+    later = [step for step in saved if step > max(run.saved)]
+    assert later
+    if what == ".":  # nothing is built on what is gone
+        assert saved[later[0]]["base"] == []
+    assert not (folder / "LEASE.json").exists()  # it was given back
+
+
+def test_who_names_a_way_back_has_looked(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    """Step 80 was named as the way back, out of a folder that had long been another job's."""
+    folder = tmp_path / "job"
+
+    def replace_it() -> None:
+        folder.rename(tmp_path / "away")
+        (folder / "step-00000100").mkdir(parents=True)
+        theirs = latest(undisturbed.folder).checkpoint
+        assert theirs is not None
+        manifest = msgspec.structs.replace(theirs.manifest, step=100)
+        content, _ = encode_manifest(manifest)
+        (folder / "step-00000100" / "MANIFEST.json").write_bytes(content)
+
+    run = Meddled(folder, replace_it, "checkpoint.every_steps=50", "checkpoint.keep_last=1")
+    report = run.run()
+    assert report["checkpoints"][-1]["step"] == 100
+    assert "was saved by another job" in report["checkpoints"][-1]["failed"]
+    assert run.saved == [50]
+    assert run.job.way_back() == (
+        f"; there is nothing to go on from: {folder} has no whole checkpoint of this job"
+    )
+
+
+def test_a_file_in_the_place_of_the_folder_is_to_be_moved_away(tmp_path: Path) -> None:
+    """Room was to be made."""
+    folder = tmp_path / "job"
+
+    def replace_it() -> None:
+        folder.rename(tmp_path / "away")
+        folder.write_text("a file")
+
+    run = Meddled(folder, replace_it)
+    last = run.run()["checkpoints"][-1]
+    assert last["step"] == 100
+    assert "move away what is no folder and has the name of one" in last["failed"]
+    assert "oom" not in last["failed"]
+    assert "there is nothing to go on from: " in run.job.way_back()
+    assert folder.read_text() == "a file"
 
 
 # ---------------------------------------------------------------------------- resuming
@@ -287,6 +379,52 @@ def test_kill_9_of_everything_during_a_save_and_between_two_loses_no_bit(
     assert len(whole_steps(folder)) == 2  # keep_last
 
 
+def test_without_a_job_file_a_job_goes_on_with_the_settings_that_it_was_saved_with(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    """The README's command was refused for a key that nobody had given: the defaults were others
+    than the first run's.
+    """
+    folder = copied(undisturbed, tmp_path / "job", 50)
+    report = tmp_path / "report.json"
+    words = ["--set", f"checkpoint.path={folder}", "--set", "servers=3", "--report", str(report)]
+    done = subprocess.run(
+        [sys.executable, "-m", "planaria", "train", "--resume", *words],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        env={**os.environ, "COLUMNS": "400"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"the settings are those that step 50 in {folder} was saved with" in done.stdout
+    found = json.loads(report.read_text())
+    assert found["digest"] == undisturbed.digest
+    assert found["strategy"] == "none"  # as saved
+    assert len(found["checkpoints"]) == 1
+    saved = latest(folder).checkpoint
+    assert saved is not None
+    assert saved.manifest.config["servers"] == 3  # --set comes on top
+
+
+def test_settings_of_a_checkpoint_are_the_base_only_where_there_are_some(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    assert load_saved(["steps=7"]) == (Config.load(None, ["steps=7"]), ())
+    empty = [f"checkpoint.path={tmp_path}", "steps=7"]
+    assert load_saved(empty) == (Config.load(None, empty), ())
+    as_saved, notes = load_saved([f"checkpoint.path={undisturbed.folder}"])
+    assert (as_saved, len(notes)) == (saving(undisturbed.folder, *PLAIN), 1)
+    folder = copied(undisturbed, tmp_path / "job", 10)
+    manifest, _ = read_manifest(LocalFolder(folder / "step-00000010"), 10)
+    strange = msgspec.structs.replace(manifest, config={"no_such_key": 1})
+    (folder / "step-00000010" / "MANIFEST.json").write_bytes(encode_manifest(strange)[0])
+    with pytest.raises(ConfigError, match="not known here; give the job file\nno_such_key"):
+        load_saved([f"checkpoint.path={folder}"])
+    with pytest.raises(ConfigError, match="steps: expected"):
+        load_saved([f"checkpoint.path={undisturbed.folder}", "steps=0"])
+
+
 # ---------------------------------------------------------------------------- what is refused
 
 
@@ -296,7 +434,10 @@ def test_kill_9_of_everything_during_a_save_and_between_two_loses_no_bit(
         ("model.rows=301", "model: expected the tables of the checkpoint of step 60, 6 [(]300 x 8"),
         ("optimizer.name=sgd", "optimizer.name: expected adagrad, as in the checkpoint of step 60"),
         ("optimizer.eps=1e-5", "optimizer.eps: expected 1e-10"),
-        ("seed=1", "seed: expected 0, as in the checkpoint of step 60, got 1"),
+        (
+            "seed=1",
+            "seed: expected 0, as in the checkpoint of step 60, got 1; give the same job file",
+        ),
         ("batch=32", "batch: expected 64"),
         ("trainers=2", "trainers: expected 1"),
         ("model.top=[8]", r"model.top: expected \[16\]"),

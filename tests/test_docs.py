@@ -120,7 +120,7 @@ def extra_options(words: Sequence[str]) -> list[str]:
         return ["--runs", "5"]
     if name == "data":
         return ["--label", "click"] if "--write" in options else []
-    if name == "train" and "job.yaml" not in options:
+    if name == "train" and "job.yaml" not in options and "--resume" not in options:
         return [f"--set={pair}" for pair in SMALLER]
     return []
 

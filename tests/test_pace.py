@@ -243,7 +243,7 @@ def test_a_checkpoint_that_cannot_be_published_is_told_of_and_removed() -> None:
     saves.on_publish_failed(5, "no room", 2.0)
     assert saves.published == [{"step": 5, "failed": "no room"}]
     assert saves.notes == ["no checkpoint of step 5: no room"]
-    assert saves.take_work() == [Discard(5)]
+    assert saves.take_work() == [Discard(5, ("-1.part", "0.part", "1.part", "2.part"))]
     save(saves, 10, 3.0)
     publish(saves, 3.0)
     assert saves.newest() == 10

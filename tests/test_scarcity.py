@@ -14,9 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from checkpoint_jobs import Model
 from cluster_jobs import wait_until
 from typer.testing import CliRunner
 
+from planaria import Layout
 from planaria.checkpoints import Lease
 from planaria.cli import app
 from planaria.cluster import files as job_files
@@ -258,6 +260,7 @@ def test_the_way_back_is_named_whatever_ends_a_resumed_job(
 ) -> None:
     """Errors of the lease, and of starting again after a loss, did not name it."""
     monkeypatch.setenv("PLANARIA_HOME", os.devnull)  # no folder
+    Model().save(tmp_path / "saves", 20, Layout.fresh(3, 1))
     job = Config.load(None, [f"checkpoint.path={tmp_path / 'saves'}"])
     with pytest.raises(ClusterError) as failure:
         JobRun(job, start=Resumption(20)).run()

@@ -17,13 +17,12 @@ from rich.progress import Progress
 import planaria
 from planaria import kernels
 from planaria.cluster import preflight
-from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption, find_start
+from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption, find_start, load_saved
 from planaria.cluster.run import INTERRUPTED, JobRun
 from planaria.cluster.scrub import running_jobs
 from planaria.cluster.scrub import scrub as scrub_job
 from planaria.comparing.command import compare_command
 from planaria.config import CheckpointConfig, Config
-from planaria.control.saving import newest_of, way_back
 from planaria.display import Display, show_report
 from planaria.errors import (
     ClusterError,
@@ -119,7 +118,12 @@ def train(
     freeze: Freezes = None,
     report: ReportFile = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in checkpoint.path.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the newest checkpoint in checkpoint.path. Without a file: with the "
+            "settings that it was saved with.",
+        ),
     ] = False,
 ) -> None:
     """Train a job on this machine, and disturb it on purpose if you like.
@@ -135,18 +139,18 @@ def train(
     started), 3 more was lost than the parity can bear, 130 interrupted (Ctrl-C, SIGTERM, SIGHUP).
     """
     _check_report(report)
-    job, schedule = _read(config, sets, kill, freeze)
+    job, schedule, notes = _read(config, sets, kill, freeze, resume)
     start = _find_start(job, resume)
-    found = _run("training", job, schedule, report, start)
+    start = replace(start, notes=(*notes, *start.notes))
+    run, found = _run("training", job, schedule, report, start)
     show_report(console, found)
-    back = way_back(newest_of(found["checkpoints"], start.step))
     if unwritten := _write(report, found):
-        leave(EXIT_FAILED, f"the run is done, but {unwritten}{back}")
+        leave(EXIT_FAILED, f"the run is done, but {unwritten}{run.way_back()}")
     if job.saves_last_step and start.step < job.steps:
         saves = [save for save in found["checkpoints"] if save["step"] == job.steps]
         if all("failed" in save for save in saves):
             why = saves[-1]["failed"] if saves else "nobody told of it"
-            leave(EXIT_FAILED, f"the trained model was not saved: {why}{back}")
+            leave(EXIT_FAILED, f"the trained model was not saved: {why}{run.way_back()}")
 
 
 @app.command()
@@ -163,7 +167,7 @@ def drill(
     code 1 if the digests differ.
     """
     _check_report(report)
-    job, schedule = _read(config, sets, kill, freeze)
+    job, schedule, _ = _read(config, sets, kill, freeze)
     if not job.survival.keeps_parity:
         leave(
             EXIT_CONFIG,
@@ -174,9 +178,9 @@ def drill(
     if not schedule:
         schedule = resolve([parse_kill(f"server:any@{max(job.steps // 2, 1)}")], job)
     console.print("1 of 2: undisturbed")
-    undisturbed = _run("undisturbed", job, [], report)
+    _, undisturbed = _run("undisturbed", job, [], report)
     console.print("2 of 2: disturbed")
-    disturbed = _run("disturbed", job, schedule, report)
+    _, disturbed = _run("disturbed", job, schedule, report)
     show_report(console, disturbed)
     console.print(f"digest undisturbed  {undisturbed['digest']}")
     console.print(f"digest disturbed    {disturbed['digest']}")
@@ -264,13 +268,22 @@ app.add_typer(data_app, name="data")
 
 
 def _read(
-    path: Path | None, sets: list[str] | None, kill: list[str] | None, freeze: list[str] | None
-) -> tuple[Config, list[Fault]]:
+    path: Path | None,
+    sets: list[str] | None,
+    kill: list[str] | None,
+    freeze: list[str] | None,
+    resume: bool = False,
+) -> tuple[Config, list[Fault], Sequence[str]]:
+    """The job, its failures, and what the user should know of where its settings come from."""
+    notes: Sequence[str] = ()
     try:
-        job = Config.load(path, sets or ())
+        if resume and path is None:
+            job, notes = load_saved(sets or ())
+        else:
+            job = Config.load(path, sets or ())
         faults: list[Fault] = [parse_kill(text) for text in kill or ()]
         faults += [parse_freeze(text) for text in freeze or ()]
-        return job, resolve(faults, job)
+        return job, resolve(faults, job), notes
     except ConfigError as error:
         leave(EXIT_CONFIG, str(error))
 
@@ -300,7 +313,7 @@ def _run(
     schedule: Sequence[Fault],
     report: Path | None,
     start: Resumption = FROM_THE_BEGINNING,
-) -> dict[str, Any]:
+) -> tuple[JobRun, dict[str, Any]]:
     display = Display(console, title, job)
     try:
         run = JobRun(job, schedule, display, start)
@@ -308,9 +321,9 @@ def _run(
         leave(EXIT_CONFIG, str(error))
     try:
         with display:
-            return run.run()
+            return run, run.run()
     except (KeyboardInterrupt, Interrupted) as why:
-        sentence = str(why) or f"{INTERRUPTED}; all processes were stopped{run.saves.way_back()}"
+        sentence = str(why) or f"{INTERRUPTED}; all processes were stopped{run.way_back()}"
         sentence += _nothing_saved(job, run)
         _leave(EXIT_INTERRUPTED, ClusterError(sentence), run, report)
     except (ConfigError, LeaseHeld) as error:  # no room on this machine, or another's folder

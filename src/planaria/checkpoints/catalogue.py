@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from planaria.checkpoints.checkpoint import Checkpoint, Seen
 from planaria.checkpoints.chunks import FORMAT
 from planaria.checkpoints.encodings import EncodingMaker, make_encoding
-from planaria.checkpoints.folders import AnyFolder, Folder, open_folder
+from planaria.checkpoints.folders import AnyFolder, Folder, open_folder, what_to_do
 from planaria.checkpoints.lease import Lease
 from planaria.checkpoints.manifest import (
     MANIFEST,
@@ -119,7 +119,7 @@ def publish(
     except OSError as why:
         raise CheckpointError(
             f"{MANIFEST} of step {step} was not written to {own} ({why}); this checkpoint does not "
-            "count, the ones before it do. Make room or lower keep_last, and save again"
+            f"count. To save again, {what_to_do(why)}"
         ) from why
     _remove_unnamed(own, manifest)
     seen.manifests[step] = (manifest, checksum)
@@ -194,6 +194,21 @@ def discard(folder: AnyFolder, step: int, *, job: str = "", lease: Lease | None 
     root = open_folder(folder)
     if step in _steps(root):
         _remove(root, step, job, lease)
+
+
+def discard_parts(folder: AnyFolder, step: int, files: Sequence[str]) -> None:
+    """Removes parts by their whole names, which nobody but their writers chose: for a job that has
+    lost its lease, and must not go by the names that all of a job's parts have.
+    """
+    own = open_folder(folder).folder(step_folder(step))
+    for name in files:
+        try:
+            own.remove(name)
+        except FileNotFoundError:
+            pass
+        except OSError as why:
+            raise CheckpointError(f"{name} in {own} could not be removed: {why}") from why
+    own.remove_if_empty()
 
 
 def _make_manifest(

@@ -26,6 +26,9 @@ from planaria.errors import CheckpointError
 from planaria.files import make_durably, sync_names, write_atomically
 
 READ_BUFFER_BYTES = 4 << 10  # serves headers; payloads go past it
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_FOLDER = (errno.EEXIST, errno.ENOTDIR)
+_NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
@@ -327,13 +330,25 @@ def check_writable(folder: AnyFolder) -> None:
             root.remove(name)
     except OSError as why:
         raise CheckpointError(
-            f"checkpoints cannot be written to {root}: {why}. Make the folder writable, or make "
-            "room on it, or choose another checkpoint.path"
+            f"checkpoints cannot be written to {root}: {why}; {what_to_do(why)}, or choose another "
+            "checkpoint.path"
         ) from why
     if read != content:
         raise CheckpointError(
             f"{root} does not give back what was written to it; choose another checkpoint.path"
         )
+
+
+def what_to_do(why: Exception) -> str:
+    """The advice that fits an error of storage, within a sentence."""
+    number = why.errno if isinstance(why, OSError) else None
+    if number in NO_SPACE:
+        return "make room or lower keep_last"
+    if number in _NO_FOLDER:
+        return "move away what is no folder and has the name of one"
+    if number in _NO_RIGHT:
+        return "make the folder writable"
+    return "put right what it says"
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """The lease of a folder of checkpoints: one job at a time publishes and removes there.
 
 LEASE.json in the folder says who. A holder raises the count in it now and then, and looks at it
-right before it changes anything; one that finds another's lease there must stop.
+right before it changes anything; one that finds another's lease there must stop. One that finds
+none, because somebody removed the file or the whole folder, takes it again, as anybody could.
 
 A lease that was left behind is taken over
 
@@ -25,7 +26,7 @@ from pathlib import Path
 
 import msgspec
 
-from planaria.checkpoints.folders import AnyFolder, open_folder
+from planaria.checkpoints.folders import AnyFolder, open_folder, what_to_do
 from planaria.checkpoints.names import check_job_id, said_job
 from planaria.errors import CheckpointError, LeaseHeld, LeaseLost
 
@@ -59,7 +60,7 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class Lease:
-    """A job's right to change a folder. `check` may be called from any thread, the rest from one.
+    """A job's right to change a folder, for one thread at a time.
 
     All raise CheckpointError if the folder cannot be read or written; then nothing is known.
     """
@@ -72,6 +73,7 @@ class Lease:
         self._root = open_folder(folder)
         self._me = Holder(secrets.token_hex(16), job, owner, Process.this(), 0)
         self._stale_s = stale_s
+        self.notes: list[str] = []  # for whoever shows them
         self._written = b""  # what LEASE.json holds while we have it
         self._renewed_at = 0.0
         self._watched: bytes | None = None  # another's lease, and since when it is the same
@@ -97,10 +99,12 @@ class Lease:
             now += pause_s
 
     def check(self) -> None:
-        """Raises LeaseLost unless the lease in the folder is ours. To be called right before
-        something is changed.
+        """Raises LeaseLost unless the lease in the folder is ours, or ours again because there was
+        none. To be called right before something is changed.
         """
         content = self._read()
+        if content is None and self._written:
+            content = self._take_again()
         if not self._written or self._me.token.encode() not in (content or b""):
             raise self._lost(content)
 
@@ -113,7 +117,8 @@ class Lease:
         with self._told():
             is_ours = bool(self._written) and self._root.replace_if(LEASE, self._written, content)
         if not is_ours:
-            raise self._lost(self._read())
+            self.check()  # it is lost, or has just been taken again
+            return
         self._me, self._written, self._renewed_at = me, content, now
 
     def release(self) -> None:
@@ -145,6 +150,19 @@ class Lease:
             "Give each its own checkpoint.path"
         )
 
+    def _take_again(self) -> bytes | None:
+        """What LEASE.json holds after an attempt to create it: ours, unless another was faster."""
+        with self._told():
+            with contextlib.suppress(FileExistsError):
+                self._root.create(LEASE, self._written)
+            content = self._read()
+        if content == self._written:
+            self.notes.append(
+                f"{LEASE} in {self._root} was gone and nobody else's was there: "
+                f"{said_job(self._me.job)} has taken the folder again, and goes on saving there"
+            )
+        return content
+
     def _is_left_behind(self, seen: bytes, now: float) -> bool:
         if seen != self._watched:
             self._watched, self._since = seen, now
@@ -170,13 +188,12 @@ class Lease:
     def _lost(self, seen: bytes | None) -> LeaseLost:
         if not self._written:
             return LeaseLost(f"the lease of {self._root} was never acquired, or was given back")
-        how = f"have no {LEASE} any more"
-        if seen is not None:
-            how = f"now belong to {_name(_holder(seen))}"
+        whose = "nobody" if seen is None else _name(_holder(seen))  # nobody's: it comes and goes
         return LeaseLost(
-            f"the checkpoints in {self._root} {how}: {said_job(self._me.job)} ({self._me.owner}) "
-            "has lost its lease, and changed nothing there. Stop one of the jobs, or give each "
-            "its own checkpoint.path"
+            f"the checkpoints in {self._root} now belong to {whose}: {said_job(self._me.job)} "
+            f"({self._me.owner}) has lost its lease, and neither publishes there nor touches a "
+            "file but parts that it wrote itself. Stop one of the jobs, or give each its own "
+            "checkpoint.path"
         )
 
     def _read(self) -> bytes | None:
@@ -193,8 +210,8 @@ class Lease:
             yield
         except OSError as why:
             raise CheckpointError(
-                f"{LEASE} in {self._root} cannot be read or written: {why}; make the folder "
-                "writable, or choose another checkpoint.path"
+                f"{LEASE} in {self._root} cannot be read or written: {why}; {what_to_do(why)}, or "
+                "choose another checkpoint.path"
             ) from why
 
 

@@ -10,7 +10,6 @@ One thread at a time may use a writer. It keeps no more than its write buffer an
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -28,7 +27,7 @@ from planaria.checkpoints.chunks import (
     pack_file_header,
 )
 from planaria.checkpoints.encodings import RAW_BITS, Encoding, Raw
-from planaria.checkpoints.folders import AnyFolder, open_folder
+from planaria.checkpoints.folders import NO_SPACE, AnyFolder, open_folder, what_to_do
 from planaria.checkpoints.manifest import PartSummary, step_folder
 from planaria.checkpoints.names import check_job_id, part_name
 from planaria.errors import ArgumentError, CheckpointError
@@ -37,7 +36,6 @@ from planaria.kernels.checks import array, require
 from planaria.kernels.types import Bytes, Index, Records
 
 MAX_RECORDS = 2**44
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class PartWriter:
@@ -228,11 +226,10 @@ class PartWriter:
                 self.abandon()
             self._ended = True
             number = why.errno if isinstance(why, OSError) else None
-            cause = "no space is left" if number in _NO_SPACE else "writing failed"
+            cause = "no space is left" if number in NO_SPACE else "writing failed"
             raise CheckpointError(
                 f"{self.file} of step {self.step} was not saved to {self._folder}: {cause} "
-                f"({why}); nothing of this checkpoint counts, the ones before it do. "
-                "Make room or lower keep_last, and save again"
+                f"({why}); nothing of this checkpoint counts. To save again, {what_to_do(why)}"
             ) from why
 
 

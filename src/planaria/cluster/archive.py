@@ -10,13 +10,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from planaria.checkpoints import Facts, Lease, discard, latest, prune, publish
+from planaria.checkpoints import (
+    Facts,
+    Lease,
+    discard,
+    discard_parts,
+    latest,
+    list_checkpoints,
+    prune,
+    publish,
+)
 from planaria.config import Config
 from planaria.control.saving import Discard, Prune, Publish, SaveMachine, Work
-from planaria.errors import PlanariaError
+from planaria.errors import CheckpointError, LeaseLost, PlanariaError
 
 RENEW_S = 5.0
 CLOSE_S = 10.0
+LOOK_S = 5.0  # for a way back: whoever leaves does not wait for a disk that does not answer
 
 
 @dataclass(frozen=True)
@@ -31,13 +41,13 @@ class NotPublished:
 
 
 @dataclass(frozen=True)
-class NotRemoved:
-    """What only takes up room."""
+class Noted:
+    """What only people need to know."""
 
-    why: str
+    line: str
 
 
-Outcome: TypeAlias = Published | NotPublished | NotRemoved
+Outcome: TypeAlias = Published | NotPublished | Noted
 
 
 class Archive:
@@ -85,9 +95,9 @@ class Archive:
                 return
             self._renew()
             outcome = do(work, self.config, self._job, self._lease)
+            self._pass_on_notes()
             if outcome is not None:
-                self._done.put(outcome)
-                os.eventfd_write(self.descriptor, 1)
+                self._tell(outcome)
 
     def _renew(self) -> None:
         if self._lease:
@@ -95,6 +105,15 @@ class Archive:
                 self._lease.renew(time.monotonic())
             except (PlanariaError, OSError):
                 pass  # whoever relies on it checks it
+            self._pass_on_notes()
+
+    def _pass_on_notes(self) -> None:
+        while self._lease and self._lease.notes:
+            self._tell(Noted(self._lease.notes.pop(0)))
+
+    def _tell(self, outcome: Outcome) -> None:
+        self._done.put(outcome)
+        os.eventfd_write(self.descriptor, 1)
 
 
 def do(work: Work, config: Config, job: str, lease: Lease | None) -> Outcome | None:
@@ -107,15 +126,22 @@ def do(work: Work, config: Config, job: str, lease: Lease | None) -> Outcome | N
                 _publish(folder, work, config, job, lease)
                 return Published(work.step)
             case Discard():
-                discard(folder, work.step, job=job, lease=lease)
+                _discard(folder, work, job, lease)
             case Prune():
                 keep = config.checkpoint.keep_last
                 prune(folder, keep, up_to=work.up_to, job=job, lease=lease)
     except Exception as error:  # drivers of storage raise anything
         if isinstance(work, Publish):
             return NotPublished(work.step, str(error))
-        return NotRemoved(f"what is not needed any more could not be removed: {error}")
+        return Noted(f"what is not needed any more could not be removed: {error}")
     return None
+
+
+def _discard(folder: str, work: Discard, job: str, lease: Lease | None) -> None:
+    try:
+        discard(folder, work.step, job=job, lease=lease)
+    except LeaseLost:  # which is said where a checkpoint could not be published
+        discard_parts(folder, work.step, work.files)
 
 
 def _publish(folder: str, work: Publish, config: Config, job: str, lease: Lease | None) -> None:
@@ -138,8 +164,8 @@ def tell(outcome: Outcome, saves: SaveMachine, note: Callable[[str], None], now:
             saves.on_published(step, now)
         case NotPublished(step, why):
             saves.on_publish_failed(step, why, now)
-        case NotRemoved(why):
-            note(why)
+        case Noted(line):
+            note(line)
 
 
 def newest_of(config: Config, job: str) -> tuple[int, int, dict[str, Any]] | None:
@@ -156,6 +182,37 @@ def newest_of(config: Config, job: str) -> tuple[int, int, dict[str, Any]] | Non
         return None
     manifest = found.checkpoint.manifest
     return manifest.step, manifest.bytes, manifest.extra
+
+
+def way_back(config: Config, job: str, known: int) -> str:
+    """The end of a sentence that says what was lost, by what the folder has now.
+
+    known: the step of the newest checkpoint that this job knows of, 0 if none.
+    """
+    folder = config.checkpoint.path
+    if folder is None or not known:
+        return ""
+    found: list[str] = []
+    looking = threading.Thread(target=lambda: found.append(_look_back(folder, job)), daemon=True)
+    looking.start()
+    looking.join(LOOK_S)
+    if found:
+        return found[0]
+    return f"; {folder} does not answer: whether its checkpoint of step {known} is there, is unsure"
+
+
+def _look_back(folder: str, job: str) -> str:
+    try:
+        whole = [one.checkpoint for one in list_checkpoints(folder) if one.checkpoint]
+    except CheckpointError as error:
+        return f"; there is nothing to go on from: {error}"
+    own = [checkpoint.step for checkpoint in whole if checkpoint.job == job]
+    if not own:
+        return f"; there is nothing to go on from: {folder} has no whole checkpoint of this job"
+    first = ""
+    if whole[-1].step > own[-1]:  # --resume would take it
+        first = f"move what another job has saved, up to step {whole[-1].step}, out of {folder}; "
+    return f"; {first}go on from the checkpoint of step {own[-1]} with --resume"
 
 
 def is_mixed(extra: dict[str, Any]) -> bool:

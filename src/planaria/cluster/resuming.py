@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 from planaria.checkpoints import RAW_BITS, Checkpoint, Found, Manifest, latest
 from planaria.cluster.archive import is_mixed
 from planaria.config import Config
+from planaria.config.text import read_override
 from planaria.errors import CheckpointError, ConfigError
 from planaria.exactness import Fingerprint
 
@@ -17,6 +19,7 @@ from planaria.exactness import Fingerprint
 MUST_STAY = ("seed", "batch", "trainers", "model.bottom", "model.top", "data.source", "data.zipf")
 # What may change, and makes another model than an uninterrupted run gives.
 MAY_CHANGE = ("optimizer.lr", "optimizer.schedule", "optimizer.warmup_steps", "data.path")
+AS_BEFORE = "give the same job file and --set as before, or none"
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,35 @@ def find_start(config: Config, *, resume: bool) -> Resumption:
     return FROM_THE_BEGINNING
 
 
+def load_saved(overrides: Sequence[str]) -> tuple[Config, Sequence[str]]:
+    """A job that is resumed without its file: as it was saved, with overrides on top; and what the
+    user should know of that. Where nothing was saved, as if it were not resumed.
+    """
+    given = [text for text in overrides if text.partition("=")[0].strip() == "checkpoint.path"]
+    folder = read_override(given[-1])[1] if given else None
+    if not isinstance(folder, str):
+        return Config.load(None, overrides), ()
+    try:
+        found = latest(folder).checkpoint
+    except CheckpointError as error:
+        raise ConfigError(f"checkpoint.path: {error}") from None
+    if found is None or not found.manifest.config:
+        return Config.load(None, overrides), ()
+    saved = found.manifest.config
+    try:
+        Config.from_dict(saved)
+    except ConfigError as error:
+        raise ConfigError(
+            f"checkpoint.path: the settings that step {found.step} in {folder} was saved with are "
+            f"not known here; give the job file\n{error}"
+        ) from None
+    note = (
+        f"no job file was given: the settings are those that step {found.step} in {folder} was "
+        "saved with, and --set on top"
+    )
+    return Config.load(None, overrides, saved), [note]
+
+
 def _resume(config: Config, folder: str, found: Found) -> Resumption:
     notes = [f"passed over step {step}: {why}" for step, _, why in found.passed_over]
     checkpoint = found.checkpoint
@@ -98,7 +130,7 @@ def _require_fit(config: Config, checkpoint: Checkpoint) -> None:
     if saved.tables != config.tables:
         raise ConfigError(
             f"model: expected the tables of the checkpoint of step {step}, {_shape(saved.tables)}, "
-            f"got {_shape(config.tables)}"
+            f"got {_shape(config.tables)}; {AS_BEFORE}"
         )
     was, now = asdict(saved.optimizer), asdict(config.optimizer_rule)
     pairs = [(f"optimizer.{name}", was[name], now[name]) for name in was if name != "lr"]
@@ -106,7 +138,8 @@ def _require_fit(config: Config, checkpoint: Checkpoint) -> None:
     for path, before, after in pairs:
         if before != after:
             raise ConfigError(
-                f"{path}: expected {before}, as in the checkpoint of step {step}, got {after}"
+                f"{path}: expected {before}, as in the checkpoint of step {step}, got {after}; "
+                f"{AS_BEFORE}"
             )
     if config.steps < step:
         raise ConfigError(

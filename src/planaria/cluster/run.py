@@ -15,7 +15,7 @@ from typing import Any
 
 from planaria.checkpoints import Lease, new_job_id
 from planaria.cluster import preflight
-from planaria.cluster.archive import Archive, newest_of
+from planaria.cluster.archive import Archive, newest_of, way_back
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.deciding import settle
 from planaria.cluster.events import Observer, RolledBack
@@ -103,7 +103,7 @@ class JobRun:
             raise
         except PlanariaError as error:
             # Whatever ended the job, and wherever: the way back is named here, once for all.
-            back = self.saves.way_back()
+            back = self.way_back()
             if isinstance(error, LossError):
                 back = back or NOTHING_SAVED
             error.args = (f"{error}{back}",)
@@ -124,6 +124,10 @@ class JobRun:
                 beginning = self._roll_back(rolling_back, failure, archive)
             self._close(archive)
         return self.report()
+
+    def way_back(self) -> str:
+        """The end of a sentence that says what was lost."""
+        return way_back(self.config, self.job, self.saves.newest())
 
     def report(self) -> dict[str, Any]:
         return {**self.reporter.result(), **self._what_happened(self.config.steps)}

@@ -195,12 +195,19 @@ class Config:
     failures: FailuresConfig = field(default_factory=FailuresConfig)
 
     @classmethod
-    def load(cls, path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    def load(
+        cls,
+        path: Path | None = None,
+        overrides: Sequence[str] = (),
+        base: Mapping[str, object] | None = None,
+    ) -> Config:
         """The file at `path`, if any, with `path=value` overrides; the last one of a key wins.
 
-        Whatever is wrong is said at once, one problem per line.
+        base: what `to_dict` gave of the job whose values the others override. Whatever is wrong is
+        said at once, one problem per line.
         """
         reading = Reading(_DOOR)
+        reading.take_all(base)
         if path is not None:
             try:
                 reading.take_all(read_file(path))

@@ -40,6 +40,7 @@ class Discard:
     """Work: remove what there is of a checkpoint that was given up."""
 
     step: int
+    files: tuple[str, ...] = ()  # its parts, as far as they were told
 
 
 @dataclass(frozen=True)
@@ -253,11 +254,8 @@ class SaveMachine:
 
     def newest(self) -> int:
         """The step of the newest checkpoint that can be gone on from; 0 if there is none."""
-        return newest_of(self.published, self.start)
-
-    def way_back(self) -> str:
-        """The end of a sentence that says what was lost."""
-        return way_back(self.newest())
+        whole = [int(one["step"]) for one in self.published if "failed" not in one]
+        return max([self.start, *whole])
 
     def waits_for(self) -> dict[int, list[int]]:
         """By step: the places whose parts are still to come, where some are there."""
@@ -391,22 +389,13 @@ class SaveMachine:
         self.published.append({"step": step, "failed": "; ".join(reasons)})
         self.notes.append(f"no checkpoint of step {step}: {reasons[0]}")
         if pending.parts or pending.problems:
-            self._work.append(Discard(step))  # room for the next one
+            files = tuple(saved.part.file for saved in pending.parts.values())
+            self._work.append(Discard(step, files))  # room for the next one
 
 
 def _best(pending: Pending) -> SavedRows:
     """What all parts together have at least."""
     return max((saved.rows for saved in pending.parts.values()), key=BEST_FIRST.index)
-
-
-def newest_of(published: Sequence[dict[str, Any]], start: int) -> int:
-    """Of what a report says of checkpoints: the step of the newest that is whole."""
-    return max([start, *(int(one["step"]) for one in published if "failed" not in one)])
-
-
-def way_back(step: int) -> str:
-    """The end of a sentence that says what was lost; step: of the newest checkpoint, 0 if none."""
-    return f"; go on from the checkpoint of step {step} with --resume" if step else ""
 
 
 def named(place: int) -> str:
