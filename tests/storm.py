@@ -79,6 +79,7 @@ SENTENCES: tuple[tuple[str, dict[str, int], tuple[str, ...]], ...] = (
     (r"in a row ended before they could take a place", {}, (DISK, DESCRIPTORS, "kill")),
     (r"the trained model was not saved", {}, ()),
     (r"its report could not be written", {SUPERVISOR: 1}, (DISK, DESCRIPTORS)),
+    (r"has ended without a word", {SUPERVISOR: 1}, (DESCRIPTORS,)),
     (r"File too large", {}, (DISK,)),
     (r"Too many open files", {}, (DESCRIPTORS,)),
 )
@@ -251,6 +252,9 @@ class Storm:
         said = (self.folder / f"err-{self._run}").read_text()
         self.outcome.sentences.append(said.strip())
         self._say(f"said: {said.strip()}")
+        if code == -signal.SIGABRT and "ended without a word" in said:
+            # A library has ended the supervisor, whose coordinator spoke in its place.
+            said, code = said.splitlines(keepends=True)[-1], 1
         if code not in KNOWN_EXITS:
             self.outcome.wrong = f"silent: exit code {code} and {said!r}"
         elif not said.startswith("error: ") or said.count("\n") != 1:

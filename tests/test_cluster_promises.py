@@ -203,6 +203,19 @@ def test_who_is_told_to_stop_saves_the_current_step_first(
     assert again.report["digest"] == undisturbed(f"steps={step + 10}")
 
 
+def test_a_command_that_is_killed_leaves_somebody_to_name_the_way_back(tmp_path: Path) -> None:
+    """Out of memory, or of descriptors where a library aborts: it ended without a word."""
+    saves = saved_to(tmp_path, "checkpoint.every_steps=5")
+    with started(*PLAIN, *saves, ENDLESS) as job:
+        wait_for_line(job, "checkpoint of step ")
+        job.kill()
+        done = finished(job)
+    step = max(whole_steps(tmp_path / "saved"))
+    assert done.code == -signal.SIGKILL
+    assert done.sentence.startswith("error: the command that ran this job has ended without a word")
+    assert done.sentence.endswith(f"; go on from the checkpoint of step {step} with --resume")
+
+
 def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path, library: Path, home: Path) -> None:
     slow = slow_sync(library, ".part", 60)
     with started(*PLAIN, *saved_to(tmp_path), LONG, **slow) as job:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 import time
 
 from planaria.cluster.files import JobFiles
+from planaria.cluster.launcher import ERRORS
 from planaria.cluster.node import POLL_MS, Node, log
 from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine, first_state
 from planaria.coordinator.watch import Silence, Watch
@@ -22,6 +25,11 @@ from planaria.wire.messages import (
 )
 
 ORPHANS_S = 0.2  # how long processes without a supervisor may take to end
+UNSPOKEN = (
+    "the command that ran this job has ended without a word: it was killed, or ran out of memory "
+    "or open files; all its processes have ended"
+)
+NOTHING_SAVED = "; nothing was saved"
 
 
 class CoordinatorNode(Node):
@@ -55,11 +63,23 @@ class CoordinatorNode(Node):
         self._silent: dict[Member, Silence] = {}  # found to be, and not given up so far
         self._beat_at = 0.0
         self._again = 0
+        self._supervisor = os.getppid()
 
     def _on_orphan(self) -> None:
         """Cleans up in the supervisor's place; the others end at the same moment."""
         time.sleep(ORPHANS_S)
+        if os.getppid() != self._supervisor and not self.machine.finished:
+            self._speak_for_the_supervisor()
         self.files.remove(keep_logs=True)
+
+    def _speak_for_the_supervisor(self) -> None:
+        """It was killed, or a library has aborted it: whoever started it should know the way on."""
+        from planaria.cluster.archive import way_back  # coordinators start faster without
+
+        back = way_back(self.config, self.files.job(), self.orders.saved)
+        for descriptor in map(int, os.environ.get(ERRORS, "").split()):
+            with contextlib.suppress(OSError):
+                os.write(descriptor, f"error: {UNSPOKEN}{back or NOTHING_SAVED}\n".encode())
 
     def on_orders(self) -> None:
         """Who has ended, and whether somebody wants everybody to start afresh."""

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from planaria.control.supervising import Ended
 from planaria.exactness import environment
 from planaria.wire.messages import Member
 
+ERRORS = "PLANARIA_ERRORS"  # a variable of the coordinator's; see _our_errors
 STOP_S = 2.0  # how long processes may take to leave before they are killed
 LAST_LINES = 20
 OOM_COUNTS = (
@@ -92,14 +94,16 @@ class LocalLauncher:
         # -P: what lies in the user's folder must not pass for one of our modules.
         command = [sys.executable, "-P", "-m", "planaria.cluster", role, str(self.files.folder)]
         more = [] if number is None else [str(number)]
+        environment = self._environment(role)
         try:
-            with self.files.log(member).open("ab") as log:
+            with self.files.log(member).open("ab") as log, _our_errors(role) as errors:
                 handle = subprocess.Popen(
                     [*command, member, *more],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    env=self._environment(role),
+                    env={**environment, ERRORS: " ".join(map(str, errors))},
+                    pass_fds=errors,
                     start_new_session=True,  # Ctrl-C reaches the supervisor alone
                 )
         except OSError as error:
@@ -221,6 +225,22 @@ class LocalLauncher:
             os.close(process.descriptor)
         self.processes.clear()
         self._epoll.close()
+
+
+@contextlib.contextmanager
+def _our_errors(role: str) -> Iterator[list[int]]:
+    """This process's standard error, for the coordinator: if this process ends without a word, it
+    speaks in its place.
+    """
+    try:
+        copy = os.dup(2) if role == "coordinator" else None
+    except OSError:  # it was closed
+        copy = None
+    try:
+        yield [] if copy is None else [copy]
+    finally:
+        if copy is not None:
+            os.close(copy)
 
 
 def _close_input(handle: subprocess.Popen[bytes] | Forked) -> None:
