@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -12,8 +13,15 @@ ROOT = Path(__file__).parent.parent
 
 def planned(target: str) -> str:
     """In a fresh clone: -B takes everything for out of date, -n runs nothing."""
+    # As from a shell: the tests themselves may be run by make.
+    outside = {name: value for name, value in os.environ.items() if "MAKE" not in name}
     done = subprocess.run(
-        ["make", "-n", "-B", target], cwd=ROOT, capture_output=True, text=True, check=True
+        ["make", "-n", "-B", target],
+        cwd=ROOT,
+        env=outside,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout
 
