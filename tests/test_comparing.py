@@ -406,7 +406,10 @@ def test_a_job_that_is_not_judged_has_tables_too() -> None:
         (["--set", "steps=59"], "steps: expected 60 or more for --failures 5, got 59"),
         (["--mtbf-hours", "0.01"], "because checkpoint saves every"),
         (["--set", "seed=18446744073709551615", "--seeds", "2"], "seed: expected room"),
-        (["--strategy", "erasure-2", "--set", "k=5"], "--strategy erasure-2: servers: expected 7 or more"),
+        (
+            ["--strategy", "erasure-2", "--set", "k=5"],
+            "--strategy erasure-2: servers: expected 7 or more",
+        ),
         (["--set", "optimizer.lrr=1"], "did you mean optimizer.lr?"),
         (["no-such-file.yaml"], "no-such-file.yaml"),
         (["--out", __file__], "--out: expected a folder"),
