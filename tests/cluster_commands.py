@@ -21,10 +21,12 @@ from planaria.checkpoints import list_checkpoints
 LIMIT_S = 240.0  # for one command, on a machine that has other things to do
 PLAIN = ("strategy=none", "servers=2", "spares=0")  # quick to start: it has no shadow
 
-# Python ignores SIGINT where whoever started the tests did, as a shell does in the background.
+# Python ignores SIGINT where whoever started the tests did, as a shell does in the background, and
+# the command leaves SIGHUP alone where nohup has made it be ignored.
 MAIN = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from planaria.cli import main
 main()
 """

@@ -208,7 +208,7 @@ def test_a_terminal_shows_at_once_and_on_few_lines_how_far_a_job_is(tmp_path: Pa
     assert all(len(row) <= COLUMNS for rows in panels for row in rows)
     running = [rows for rows in panels if re.match(r"step \d+ of 400, loss ", rows[1])]
     assert any(re.search(r"/s, \d+ s left", rows[1]) for rows in running)
-    assert all(rows[2].startswith("1 trainers, 2 servers all whole") for rows in running)
+    assert all(rows[2].startswith("1 trainer, 2 servers all whole") for rows in running)
     saved = [int(m[1]) for rows in running if (m := re.search(r", step (\d+) is saved", rows[2]))]
     assert saved
     assert all(one <= later and one % 50 == 0 for one, later in pairwise([*saved, saved[-1]]))

@@ -68,18 +68,31 @@ class PartialWorld(World):
 
     coordinator_class = PartialCoordinator
 
-    def __init__(self, seed: int, *, save_at: int = 0, kill_at: int = 0) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        save_at: int = 0,
+        kill_at: int = 0,
+        with_trainer: bool = False,
+        job: PartialJob = JOB,
+        network: str = "even",
+    ) -> None:
+        """with_trainer: a trainer dies at the same moment."""
+        self.with_trainer = with_trainer
         self.states: dict[int, dict[int, Records]] = defaultdict(dict)  # place -> step
         self.save_at = save_at
         self.kill_at = kill_at
         self.survivors: dict[int, Records] = {}  # at the moment of recovery
         self.recovered_at = self.went_back_to = -1
-        super().__init__(JOB, seed, Faults(count=0), network="even")
+        super().__init__(job, seed, Faults(count=0), network=network)
         self.oracle = Onlooker(self)
 
     def on_delivery(self, sender: Member, to: Member, message: Message) -> None:
         if self.kill_at and self.delivered == self.kill_at:
             self.kill(self.disk.install.servers[VICTIM])
+            if self.with_trainer:
+                self.kill(self.disk.install.trainers[1])
 
     def _finish_call(self, member: Member, outbox: Outbox) -> None:
         machine = self.processes[member].machine
@@ -135,3 +148,41 @@ def test_only_the_lost_server_differs_when_it_recovers(undisturbed: PartialWorld
         lossy += not equal
     assert exact > 0  # killed right after the save
     assert lossy > 0  # the control
+
+
+class SumsAgain(TrainerMachine):
+    """As it was: who has not passed a step sums what the ranks give now."""
+
+    def _adopts(self, step: int) -> bool:
+        return False
+
+
+class SummedAgain(PartialWorld):
+    trainer_class = SumsAgain
+
+
+def differing(world: type[PartialWorld], seeds: range) -> int:
+    """In how many schedules the trainers end with more than one dense network."""
+    job = replace(JOB, trainers=3)
+    found = 0
+    for seed in seeds:
+        for kill_at in range(60, 200, 7):
+            run = world(
+                seed, save_at=2, kill_at=kill_at, with_trainer=True, job=job, network="ragged"
+            )
+            run.run()
+            states = {
+                run.processes[member].machine.dense.state.tobytes()
+                for member in run.disk.install.trainers
+                if member in run.processes
+            }
+            found += len(states) > 1
+    return found
+
+
+def test_a_trainer_lost_with_a_server_leaves_one_dense_network() -> None:
+    """Rows go back, so its replacement gets other gradients for a step that another trainer has
+    passed: what that one made of the step is adopted.
+    """
+    assert differing(PartialWorld, range(10)) == 0
+    assert differing(SummedAgain, range(3)) > 0

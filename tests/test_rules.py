@@ -309,11 +309,9 @@ class KeepsOneStep(TrainerMachine):
 class AnswersLateRequests(TrainerMachine):
     """A bug that was found: a request for dense state can arrive when that state is long gone."""
 
-    def _on_dense_request(self, sender: Member) -> None:
-        assert self.install
-        committed = self.install.committed
-        state = self.dense.export(committed)
-        self.send(sender, DenseReply(view=self.view, step=committed, state=state))
+    def _on_dense_request(self, sender: Member, as_of: int) -> None:
+        state = self.dense.export(as_of)
+        self.send(sender, DenseReply(view=self.view, step=as_of, state=state))
 
 
 # ---------------------------------------------------------------- coordinators

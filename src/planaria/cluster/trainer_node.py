@@ -78,6 +78,9 @@ class Replica:
     def restore(self, step: int, state: Records) -> None:
         self.state.restore(step, np.array(state))
 
+    def adopt(self, step: int, state: Records) -> None:
+        self.state.adopt(step, np.array(state))
+
 
 def make_source(config: Config, on_progress: Callable[[], None] = lambda: None) -> Source:
     """on_progress: called now and then while a file is scanned."""

@@ -9,7 +9,7 @@ change, because it cannot know what its predecessor had sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -331,6 +331,7 @@ class CoordinatorMachine:
             trainers=trainers,
             rebuilding=rebuilding,
             addresses={member: self.addresses[member] for member in servers + trainers},
+            dense=self._dense_of(promises) if self.partial else 0,
         )
         self.state = CoordinatorState(self.state.epoch, self.state.n, install)
         self._unsaved = True
@@ -339,6 +340,13 @@ class CoordinatorMachine:
         self.blank = {m for m in trainers if m not in promises or promises[m].blank}
         for member in self.members:
             self._send(member, install)
+
+    def _dense_of(self, promises: Mapping[Member, Promise]) -> int:
+        """The last step that a trainer has of the dense network. Under partial recovery rows go
+        back, so that who computes a step again gets other gradients: that one is adopted (rule 12).
+        """
+        of = [promises[member] for member in self.install.trainers if member in promises]
+        return max(promise.held for promise in of if not promise.blank)
 
     def _all_known(self) -> bool:
         """Whether every living member has said hello: the first install waits for that."""

@@ -201,6 +201,10 @@ class ToyDense:
         self.step = step
         self.versions = {step: state.reshape(-1)}
 
+    def adopt(self, step: int, state: Records) -> None:
+        self.step = step
+        self.versions[step] = state.reshape(-1)
+
 
 @dataclass(frozen=True)
 class Batch:

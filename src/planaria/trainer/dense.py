@@ -188,6 +188,14 @@ class DenseState:
         self._record[0] = state
         self._history = History(self._history.keep, step)
 
+    def adopt(self, step: int, state: Records) -> None:
+        """Takes `step` with what another trainer has exported as of it."""
+        self._history.check_next(step)
+        array("state", state, np.uint32, 1, shape=(self.words,))
+        delta = self._record ^ state
+        self._record[0] = state
+        self._history.push(step, [Change(_THE_RECORD, None, delta)])
+
     def digest(self) -> Digest:
         """Of parameters and optimizer state; add it to the digests of the servers."""
         whole = self.words // DIGEST_WORDS * DIGEST_WORDS

@@ -49,6 +49,7 @@ class Dense(Protocol):
     def apply(self, step: int, gradients: Sequence[Floats | None], lr: float) -> None: ...
     def export(self, as_of: int) -> Records: ...
     def restore(self, step: int, state: Records) -> None: ...
+    def adopt(self, step: int, state: Records) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class TrainerMachine(Machine):
         self.pushes: dict[int, GradientsByPlace] = {}
         self.own_gradients: dict[int, Floats | None] = {}
         self.gradients: dict[int, dict[int, Floats | None]] = {}  # step -> rank
+        self._asked_for = 0  # the dense state of this step, in this view
 
     @property
     def shadow(self) -> bool:
@@ -171,6 +173,7 @@ class TrainerMachine(Machine):
         self.answers.clear()
         self.protected = [new.committed] * self.job.servers
         self.pushed = new.committed
+        self._asked_for = 0
         # Every dense reduction starts over: forget the others' gradients, send one's own again.
         self.gradients = {
             step: {self.rank: gradient}
@@ -178,7 +181,7 @@ class TrainerMachine(Machine):
             if step > self.dense.step
         }
         if self.blank:
-            self._ask_for_dense()
+            self._ask_for_dense(new.committed)
         else:
             self._send_what_is_due()
             for step in sorted(self.ids):
@@ -190,11 +193,11 @@ class TrainerMachine(Machine):
         if not self.blank:
             self.send(COORDINATOR, Installed(view=self.view, whole=True))
 
-    def _ask_for_dense(self) -> None:
+    def _ask_for_dense(self, as_of: int) -> None:
         assert self.install
         for peer in self.install.trainers:
             if peer != self.member:
-                self.send(peer, DenseRequest(view=self.view))
+                self.send(peer, DenseRequest(view=self.view, as_of=as_of))
 
     # ------------------------------------------------------------------ messages
 
@@ -212,10 +215,18 @@ class TrainerMachine(Machine):
             case DenseGradient() if self.blank or message.step > self.dense.step:
                 self.gradients.setdefault(message.step, {})[message.rank] = message.gradient
             case DenseRequest() if not self.blank:
-                self._on_dense_request(sender)
+                self._on_dense_request(sender, message.as_of)
             case DenseReply() if self.blank:
                 self._start_at(message)
+            case DenseReply() if self._adopts(message.step):
+                self.dense.adopt(message.step, message.state)
+                self.gradients.pop(message.step, None)
         self._progress()
+
+    def _adopts(self, step: int) -> bool:
+        """Whether this step's dense state is a peer's that has passed it, not a sum (rule 12)."""
+        passed = self.install.dense if self.install else 0
+        return step == self.dense.step + 1 and step <= min(self.pushed, passed)
 
     def _on_vote(self, place: int, protected: int) -> None:
         self.protected[place] = max(self.protected[place], protected)
@@ -231,14 +242,14 @@ class TrainerMachine(Machine):
                 self._send_lookups(step, [lacks.place])
                 self.retries.found()
 
-    def _on_dense_request(self, sender: Member) -> None:
-        assert self.install
-        committed = self.install.committed
+    def _on_dense_request(self, sender: Member, as_of: int) -> None:
+        if as_of > self.dense.step:
+            return
         try:
-            state = self.dense.export(committed)
+            state = self.dense.export(as_of)
         except HistoryGone:
             return  # late: all have gone on since, and so has the one that asked
-        self.send(sender, DenseReply(view=self.view, step=committed, state=state))
+        self.send(sender, DenseReply(view=self.view, step=as_of, state=state))
 
     def _fits(self, answer: Answer) -> bool:
         """Whether the answer has the rows that were asked for."""
@@ -253,6 +264,8 @@ class TrainerMachine(Machine):
 
     def _start_at(self, reply: DenseReply) -> None:
         """A replacement begins with the step after the committed one (rule 12)."""
+        if self.install is None or reply.step != self.install.committed:
+            return
         self.dense.restore(reply.step, reply.state)
         self.blank = False
         self.step = reply.step + 1
@@ -276,6 +289,11 @@ class TrainerMachine(Machine):
     def _reduce_next(self) -> bool:
         """Applies the next dense step when the gradients of all ranks are here, in rank order."""
         step = self.dense.step + 1
+        if self._adopts(step):
+            if self._asked_for != step:
+                self._asked_for = step
+                self._ask_for_dense(step)
+            return False
         gradients = self.gradients.get(step, {})
         if len(gradients) < self.job.ranks or step > self.pushed:
             return False
@@ -354,7 +372,7 @@ class TrainerMachine(Machine):
         if self.member not in (self.install.trainers if self.install else ()):
             return
         if self.blank:
-            self._ask_for_dense()
+            self._ask_for_dense(self.install.committed if self.install else 0)
             return
         assert self.install
         answered = self.answers.get(self.step, {})
@@ -365,7 +383,9 @@ class TrainerMachine(Machine):
             if place in answered and self.protected[place] < self.pushed:
                 self.retries.spoil()  # its vote was lost, or an acknowledgement
         reducing = self.dense.step + 1
-        if reducing <= self.pushed:
+        if self._adopts(reducing):
+            self._ask_for_dense(reducing)
+        elif reducing <= self.pushed:
             ask = Ask(view=self.view, rank=self.rank, step=reducing)
             for rank, peer in enumerate(self.install.trainers):
                 if rank not in self.gradients.get(reducing, {}):

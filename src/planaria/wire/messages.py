@@ -102,7 +102,9 @@ class DenseGradient(Message):
 
 
 class DenseRequest(Message):
-    """A new trainer wants the dense state as of the view's committed step."""
+    """A trainer wants the dense state as of a step: a new one that of the view's committed step."""
+
+    as_of: int
 
 
 class DenseReply(Message):
@@ -196,6 +198,7 @@ class Install(Message):
     trainers: list[Member]  # by rank, shadows last
     rebuilding: list[int]  # places that are not whole
     addresses: dict[Member, str] = {}
+    dense: int = 0  # under partial recovery, the last step that a trainer's dense state is of
 
 
 class Installed(Message):
