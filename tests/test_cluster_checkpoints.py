@@ -338,13 +338,11 @@ def kill_when(folder: Path, saving_now: bool, after: int, *options: str) -> None
         deadline = time.monotonic() + KILL_S
 
         def instant() -> bool:
-            steps = [int(path.name[5:]) for path in folder.glob("step-*")]
-            unfinished = [
-                step
-                for step in steps
-                if step > after and not (folder / f"step-{step:08d}/MANIFEST.json").exists()
-            ]
-            return bool(unfinished) if saving_now else max(steps, default=0) > after
+            steps = {int(path.name[5:]) for path in folder.glob("step-*")}
+            whole = {int(path.parent.name[5:]) for path in folder.glob("step-*/MANIFEST.json")}
+            if saving_now:  # a slow disk may be at two saves at once, and have none whole so far
+                return bool(whole) and any(step > after for step in steps - whole)
+            return max(steps, default=0) > after
 
         while not instant():
             assert job.poll() is None, job.stderr and job.stderr.read()
