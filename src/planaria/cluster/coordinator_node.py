@@ -29,7 +29,7 @@ UNSPOKEN = (
     "the command that ran this job has ended without a word: it was killed, or ran out of memory "
     "or open files; all its processes have ended"
 )
-NOTHING_SAVED = "; nothing was saved"
+NOTHING_SAVED = "; nothing was saved: start it again, with checkpoint.path to have a way back"
 
 
 class CoordinatorNode(Node):

@@ -238,7 +238,7 @@ def forget_old(jobs: Path) -> None:
 
 
 def _names_in(folder: Path) -> list[str]:
-    """None if it is gone: another job may be clearing up, too."""
+    """No names if it is gone: another job may be clearing up, too."""
     try:
         return os.listdir(folder)
     except OSError:

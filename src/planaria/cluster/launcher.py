@@ -94,7 +94,7 @@ class LocalLauncher:
         # -P: what lies in the user's folder must not pass for one of our modules.
         command = [sys.executable, "-P", "-m", "planaria.cluster", role, str(self.files.folder)]
         more = [] if number is None else [str(number)]
-        environment = self._environment(role)
+        variables = self._environment(role)
         try:
             with self.files.log(member).open("ab") as log, _our_errors(role) as errors:
                 handle = subprocess.Popen(
@@ -102,7 +102,7 @@ class LocalLauncher:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    env={**environment, ERRORS: " ".join(map(str, errors))},
+                    env={**variables, ERRORS: " ".join(map(str, errors))},
                     pass_fds=errors,
                     start_new_session=True,  # Ctrl-C reaches the supervisor alone
                 )
