@@ -45,12 +45,16 @@ def test_a_killed_and_a_resumed_job_lose_no_bit_with_differences_alone(tmp_path:
     # The replacement's first part is a full one, a quarter of all records.
     smaller = [one for one in differences if one["base"] and one["bytes"] < 0.5 * first["bytes"]]
     assert len(smaller) >= 3, whole
-    shutil.rmtree(tmp_path / "job" / "step-00000060")
+    # Where processes were replaced more often, the chain may have grown too long, and begun anew.
+    newest = max(one["step"] for one in differences if one["base"] and one["step"] < 60)
+    for later in (tmp_path / "job").glob("step-*"):
+        if int(later.name.removeprefix("step-")) > newest:
+            shutil.rmtree(later)
     start = find_start(config, resume=True)
     found = latest(tmp_path / "job", verify=True).checkpoint
     assert found is not None
     assert len(found.chain) > 1
-    assert start.step == found.step < 60
+    assert start.step == found.step == newest
     again = JobRun(config, start=start).run()
     assert again["digest"] == report["digest"]
     assert again["checkpoints"][0]["base"] == []  # nothing is known of what changed before
