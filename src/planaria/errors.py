@@ -15,7 +15,8 @@
     ├── WireError          a message is not of this protocol or not of this job
     ├── ClusterError       processes could not be started, or the job cannot go on
     │   ├── LossError      more was lost than the parity can bear
-    │   └── Interrupted    somebody wanted the job to end
+    │   ├── Interrupted    somebody wanted the job to end
+    │   └── JobOver        the job has ended, and somebody still waits for something of it
     └── StoreError         a server's store cannot do what was asked of it
         ├── StepError      a step arrived out of order
         ├── HistoryGone    a read reaches further back than the history does
@@ -111,3 +112,7 @@ class LossError(ClusterError):
 
 class Interrupted(ClusterError):
     """Somebody wanted the job to end before it was done; the message says what is saved."""
+
+
+class JobOver(ClusterError):
+    """The job has ended; the message says why."""

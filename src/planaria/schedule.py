@@ -4,7 +4,7 @@
     --freeze WHO@STEP:SECONDS    trainer:1@100:5
 
 WHO is ROLE:NUMBER, ROLE:any or ROLE:any*COUNT, where the role is server, trainer or spare, or it is
-the coordinator. A trainer's number is its rank; shadows have the last ones.
+the coordinator. A trainer's number is its rank.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def resolve(schedule: Sequence[Fault], config: Config) -> list[Fault]:
 
 def processes(config: Config) -> dict[str, int]:
     """How many processes of each numbered role a job starts with."""
-    return {"server": config.servers, "trainer": config.ranks, "spare": config.spares}
+    return {"server": config.servers, "trainer": config.trainers, "spare": config.spares}
 
 
 def _victims(option: str, text: str, match: re.Match[str]) -> tuple[str, int | None, int, int]:

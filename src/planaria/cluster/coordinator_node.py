@@ -42,7 +42,7 @@ class CoordinatorNode(Node):
         state = saved or first_state(
             epoch,
             [f"server-{place}" for place in range(config.servers)],
-            [f"trainer-{rank}" for rank in range(config.ranks)],
+            [f"trainer-{rank}" for rank in range(config.trainers)],
             committed=files.start(),
         )
         self.machine = CoordinatorMachine(

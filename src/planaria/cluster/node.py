@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from planaria.cluster.files import JobFiles
@@ -112,17 +113,19 @@ class MemberNode(Node):
 
     machine: Machine
     saver: PartSaver
+    guard: AbstractContextManager[object] = contextlib.nullcontext()
+    """Held whenever the machine is used, where another thread uses it too."""
 
     def run(self) -> str:
         """Until the coordinator says stop; returns its reason."""
         last_hello, wait_ms = 0.0, 0
         while self.stopped is None:
             now = time.monotonic()
-            self.line.turn()
+            self.turn()
             if self.machine.install is None and now - last_hello > HELLO_S:
                 last_hello = now
                 self._hello()
-            self.transport.poll(wait_ms)
+            self.poll(wait_ms)
             for envelope in sorted(self.transport.receive(), key=_can_wait):
                 if isinstance(envelope.message, Control):
                     self.on_control(envelope.message)
@@ -130,11 +133,21 @@ class MemberNode(Node):
                     self._handle(envelope.sender, envelope.address, envelope.message)
                 if self.stopped is not None:
                     break
-            self.post(self.machine.tick(time.monotonic()))
+            with self.guard:
+                outbox = self.machine.tick(time.monotonic())
+            self.post(outbox)
             wait_ms = self.work()
         log(f"{self.member} leaves: {self.stopped}")
         self.line.close()
         return self.stopped
+
+    def turn(self) -> None:
+        """Nothing hangs here."""
+        self.line.turn()
+
+    def poll(self, wait_ms: int) -> None:
+        """Waits for messages, or for whatever else there is to do."""
+        self.transport.poll(wait_ms)
 
     def work(self) -> int:
         """What a process does between messages; returns for how many ms it can wait for more."""
@@ -145,9 +158,10 @@ class MemberNode(Node):
             self.stopped = message.reason
             return
         self.book[sender] = address
-        before = self.machine.install
-        outbox = self.machine.receive(sender, message)
-        install = self.machine.install
+        with self.guard:
+            before = self.machine.install
+            outbox = self.machine.receive(sender, message)
+            install = self.machine.install
         if install is not None and install is not before:
             self.book.update(install.addresses)
             self.transport.forget({*install.addresses.values(), self.orders.coordinator})

@@ -29,7 +29,7 @@ from planaria.checkpoints import (
 )
 from planaria.config import Config
 from planaria.errors import DamagedCheckpoint, PlanariaError
-from planaria.kernels.types import Records
+from planaria.kernels.types import Bytes
 from planaria.server.changed import ChangedRows
 from planaria.server.priorities import Priorities
 from planaria.server.snapshot import Wanted, wanted_rows
@@ -346,7 +346,7 @@ class SavedDense:
     lacks = 0
     blocked_s = 0.0
 
-    def __init__(self, state: Records) -> None:
+    def __init__(self, state: Bytes) -> None:
         self._state = state
 
     def write(self, part: PartWriter, rest: Rest) -> None:
@@ -392,8 +392,8 @@ def reload_records(
     return 0
 
 
-def read_dense(config: Config, step: int) -> Records:
+def read_dense(config: Config, step: int) -> Bytes:
     """What `SavedDense` wrote."""
     assert config.checkpoint.path is not None
     found = Checkpoint(config.checkpoint.path, step).dense()
-    return found[DENSE_NAME].view(np.uint32)
+    return found[DENSE_NAME].view(np.uint8)

@@ -92,7 +92,7 @@ def memory_needed(config: Config) -> Memory:
         change = (arena.words * 4 + 8) * (1 + config.r)  # a delta and an index, here and there
         history += min(touched, arena.rows) * change * config.history.steps
     servers = config.servers + config.spares + 2  # the coordinator and a nursery are as large
-    of_trainers = config.ranks * (TRAINER_BYTES + 4 * _dense_words(config)) + _batch_bytes(config)
+    of_trainers = config.trainers * (TRAINER_BYTES + 4 * _dense_words(config)) + _batch_bytes(config)
     return Memory(records, parity, history, servers * SERVER_BYTES + of_trainers)
 
 
@@ -146,7 +146,7 @@ def _memory_notes(config: Config, facts: Facts) -> Iterator[str]:
 
 def _processes(config: Config) -> int:
     """Servers, spares, trainers, coordinator, the two that the others are forked from."""
-    return config.servers + config.spares + config.ranks + 3
+    return config.servers + config.spares + config.trainers + 3
 
 
 def descriptors_needed(config: Config) -> int:
@@ -166,7 +166,7 @@ def _descriptor_problems(config: Config, facts: Facts) -> Iterator[str]:
 
 def tasks_needed(config: Config) -> int:
     of_servers = (config.servers + config.spares + 1) * (config.threads.server + TASKS_BESIDE)
-    return of_servers + (config.ranks + 1) * (config.threads.trainer + TASKS_BESIDE)
+    return of_servers + (config.trainers + 1) * (config.threads.trainer + TASKS_BESIDE)
 
 
 def _task_problems(config: Config, facts: Facts) -> Iterator[str]:

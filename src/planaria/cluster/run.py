@@ -159,7 +159,7 @@ class JobRun:
         with attempt:
             self.reporter.say(
                 f"{counted(config.servers, 'server')}, {counted(config.spares, 'spare')} and "
-                f"{counted(config.ranks, 'trainer')} start; the job's folder is {attempt.folder}"
+                f"{counted(config.trainers, 'trainer')} start; the job's folder is {attempt.folder}"
             )
             verdict = attempt.run()
         self._fingerprint = attempt.fingerprint

@@ -20,6 +20,7 @@ from planaria.cluster.parts import (
     take_priorities,
     take_records,
 )
+from planaria.dense import keepers
 from planaria.server.job import ServerJob
 from planaria.server.machine import ServerMachine
 from planaria.server.priorities import RULES, Mfu, Priorities
@@ -85,9 +86,9 @@ class ServerNode(MemberNode):
             config.layout,
             optimizer,
             config.seed,
-            config.ranks,
+            config.trainers,
             config.lr,
-            config.steps,
+            keepers(config.r, config.trainers),
             keep_steps=config.history.steps,
             retry_s=config.cluster.retry_ms / 1000,
             rebuild_chunk=config.rebuild.chunk,

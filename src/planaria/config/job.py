@@ -273,11 +273,6 @@ class Config:
         every = self.checkpoint.every_steps
         return max(1, round(every * self.cpr.rho)) if every and self.saves_priorities else every
 
-    @property
-    def ranks(self) -> int:
-        """Trainers and shadows: r + 1 replicas of the dense parameters at least."""
-        return max(self.trainers, self.r + 1)
-
     @cached_property
     def layout(self) -> Layout:
         return Layout.fresh(self.servers, self.r, self.k if self.r else 1)

@@ -147,7 +147,7 @@ class SupervisorMachine:
         self.verdict: Verdict | None = None
         self.waiting: dict[Member, Waiting] = {}  # what stalled trainers wait for
         self._actions: list[Action] = []
-        self._names = {"server": config.servers, "trainer": config.ranks, "coordinator": 0}
+        self._names = {"server": config.servers, "trainer": config.trainers, "coordinator": 0}
         self._due: list[tuple[float, str]] = []  # when to start a process, of which role
         self._barren: Counter[str] = Counter()  # by role: ended before they were of use, in a row
         self._wanted: Counter[str] = Counter()  # by role: asked for by the coordinator
@@ -195,7 +195,7 @@ class SupervisorMachine:
         self._start("coordinator")
         for place in range(config.servers):
             self._start_as("server", f"server-{place}", place)
-        for rank in range(config.ranks):
+        for rank in range(config.trainers):
             self._start_as("trainer", f"trainer-{rank}", rank)
         for _ in range(config.spares):
             self._start("server")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from planaria.dense import keepers
 from planaria.layout import Layout
 from planaria.wire.machine import Outbox
 from planaria.wire.messages import (
@@ -114,8 +115,8 @@ class CoordinatorMachine:
         self.spares: dict[str, list[Member]] = {"server": [], "trainer": []}
         self.installed: set[Member] = set()
         self.whole: set[Member] = set()
-        # Trainers that may not have the dense network yet.
-        self.blank: set[Member] = set(state.install.trainers) if restarted else set()
+        # Trainers and keepers that may not have the dense state yet.
+        self.bare: set[Member] = set(self.dense_members if restarted else self.keepers)
         self.done: set[Member] = set()
         self.gathering: Gathering | None = None
         self.scrubbing: Scrubbing | None = None
@@ -137,6 +138,16 @@ class CoordinatorMachine:
     @property
     def members(self) -> list[Member]:
         return [*self.install.servers, *self.install.trainers]
+
+    @property
+    def keepers(self) -> list[Member]:
+        """Servers that keep the dense state as well."""
+        return self.install.servers[: keepers(self.layout.r, len(self.install.trainers))]
+
+    @property
+    def dense_members(self) -> list[Member]:
+        """Who has the dense state, or should have it."""
+        return [*self.install.trainers, *self.keepers]
 
     def take_state(self) -> CoordinatorState | None:
         """The state, if it must be saved before the outbox is sent."""
@@ -160,7 +171,8 @@ class CoordinatorMachine:
                 self._on_promise(sender, message)
             case Installed() if message.view == self.install.view:
                 self.installed.add(sender)
-                self.blank.discard(sender)
+                if message.dense:
+                    self.bare.discard(sender)
                 if message.whole:
                     self.whole.add(sender)
                 self._finish_if_done()
@@ -233,7 +245,7 @@ class CoordinatorMachine:
     def _missed(self, gone: set[Member]) -> str | None:
         """What would be lost without these, as far as is known now."""
         promises = self.gathering.promises if self.gathering else {}
-        servers, trainers = self.install.servers, self.install.trainers
+        servers = self.install.servers
         whole = {
             place
             for place, member in enumerate(servers)
@@ -242,9 +254,9 @@ class CoordinatorMachine:
         }
         replicas = [
             member
-            for member in trainers
+            for member in self.dense_members
             if member not in gone
-            and not (promises[member].blank if member in promises else member in self.blank)
+            and (promises[member].dense if member in promises else member not in self.bare)
         ]
         return self._what_is_lost(whole, bool(replicas))
 
@@ -311,7 +323,7 @@ class CoordinatorMachine:
                 f"more than {self.layout.r} servers of a group were lost: places {gone} are gone "
                 f"or not rebuilt, which {len(lost)} groups cannot bear, among them {named}"
             )
-        return None if replicated else "no trainer is left that holds the dense network"
+        return None if replicated else "nobody is left who holds the dense network"
 
     def _decide(self, gathering: Gathering) -> None:
         """Rule 8: the committed step is what everybody holds who holds anything."""
@@ -331,22 +343,15 @@ class CoordinatorMachine:
             trainers=trainers,
             rebuilding=rebuilding,
             addresses={member: self.addresses[member] for member in servers + trainers},
-            dense=self._dense_of(promises) if self.partial else 0,
+            summed=max(promise.summed for promise in promises.values()),
         )
         self.state = CoordinatorState(self.state.epoch, self.state.n, install)
         self._unsaved = True
         self.gathering = None
         self.installed, self.whole, self.done = set(), set(), set()
-        self.blank = {m for m in trainers if m not in promises or promises[m].blank}
+        self.bare = {m for m in self.dense_members if m not in promises or not promises[m].dense}
         for member in self.members:
             self._send(member, install)
-
-    def _dense_of(self, promises: Mapping[Member, Promise]) -> int:
-        """The last step that a trainer has of the dense network. Under partial recovery rows go
-        back, so that who computes a step again gets other gradients: that one is adopted (rule 12).
-        """
-        of = [promises[member] for member in self.install.trainers if member in promises]
-        return max(promise.held for promise in of if not promise.blank)
 
     def _all_known(self) -> bool:
         """Whether every living member has said hello: the first install waits for that."""

@@ -40,7 +40,7 @@ class Measurement:
     def sentence(self, servers: int) -> str:
         """What it was measured on, for a plan of so many servers."""
         job = self.job
-        processes = job.servers + job.spares + job.ranks + 1  # and the coordinator
+        processes = job.servers + job.spares + job.trainers + 1  # and the coordinator
         shared = "one core" if self.machine.cores == 1 else f"{self.machine.cores} cores"
         return (
             f"measured here: {processes} processes, {job.servers} of them servers, shared {shared} "

@@ -20,9 +20,9 @@ class ServerJob:
     layout: Layout
     optimizer: Optimizer
     seed: int
-    ranks: int  # trainers and shadows
+    trainers: int
     lr: Callable[[int], float]  # the learning rate of a step
-    steps: int  # the last one
+    keepers: int = 0  # servers that keep the dense state, those of the first places
     keep_steps: int = 2
     retry_s: float = 1.0
     rebuild_chunk: int = 16384  # records that the background sweep asks for at a time

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from planaria.dense import DenseCopies
 from planaria.errors import HistoryGone, InvalidRecord, PlanariaError, StepError
 from planaria.kernels.types import Floats, Index
 from planaria.server.job import ServerJob
@@ -22,6 +23,8 @@ from planaria.wire.messages import (
     Answer,
     Ask,
     Delta,
+    DenseCopy,
+    DenseRequest,
     Install,
     Installed,
     Lacks,
@@ -37,6 +40,9 @@ from planaria.wire.messages import (
     Scrubbed,
     Vote,
 )
+
+LookupKey = tuple[int, int, int]
+"""Step, rank, and which part of that trainer's step."""
 
 
 class ServerMachine(Machine):
@@ -61,7 +67,9 @@ class ServerMachine(Machine):
         self.store: Store | None = None
         self.rebuilder: Rebuilder | None = None
         self.pushes: dict[int, dict[int, Push]] = {}  # step -> rank
-        self.lookups: dict[tuple[int, int], tuple[Member, Lookup]] = {}  # (step, rank)
+        self.lookups: dict[LookupKey, tuple[Member, Lookup]] = {}
+        self.dense = DenseCopies()  # of a keeper
+        self.last: int | None = None  # the last step of the job, once a trainer has said so
         self.acks: dict[int, set[int]] = {}  # step -> places that have acknowledged it
         self.voted = 0  # the step up to which the trainers were told that all is protected
         self.unsent: list[int] = []  # steps whose deltas are still to be sent
@@ -83,7 +91,12 @@ class ServerMachine(Machine):
     @property
     def done(self) -> bool:
         """Whether all records are what they are after the last step."""
-        return self.whole and self.step == self.job.steps and not self.frozen()
+        return self.whole and self.step == self.last and not self.frozen()
+
+    @property
+    def keeper(self) -> bool:
+        """Whether it keeps the dense state, because there are too few trainers (rule 5)."""
+        return 0 <= self.place < self.job.keepers
 
     @property
     def wants_save(self) -> bool:
@@ -117,7 +130,13 @@ class ServerMachine(Machine):
 
     def held(self) -> Promise:
         held = self.store.held_step if self.store else 0
-        return Promise(view=self.promised, held=held, blank=self.store is None, whole=self.whole)
+        return Promise(
+            view=self.promised,
+            held=min(held, self.dense.step) if self.dense else held,
+            blank=self.store is None,
+            whole=self.whole,
+            dense=bool(self.dense),
+        )
 
     def on_install(self, old: Install | None, new: Install) -> None:
         if self.member not in new.servers:
@@ -146,7 +165,8 @@ class ServerMachine(Machine):
 
     def report(self) -> None:
         if self.store is not None:
-            self.send(COORDINATOR, Installed(view=self.view, whole=self.whole))
+            installed = Installed(view=self.view, whole=self.whole, dense=bool(self.dense))
+            self.send(COORDINATOR, installed)
 
     # ------------------------------------------------------------------ messages
 
@@ -167,6 +187,12 @@ class ServerMachine(Machine):
                 case Ack():
                     self._on_ack(message)
                     return  # it moves nothing but the vote
+                case DenseCopy():
+                    self._on_dense(message)
+                    return  # likewise
+                case DenseRequest():
+                    self._on_dense_request(sender, message)
+                    return
                 case MateRequest() | RangeRequest():
                     self._on_mate_request(sender, message)
                 case Scrub():
@@ -184,7 +210,9 @@ class ServerMachine(Machine):
             return  # an answer that everybody has long used
         for arena, index in enumerate(message.indices):
             store.check_data(arena, index)
-        self.lookups[message.step, message.rank] = (sender, message)
+        self.lookups[message.step, message.rank, message.part] = (sender, message)
+        if message.last:
+            self.last = message.step - 1
 
     def _on_push(self, message: Push) -> None:
         store = self._checked(message.step, message.rank, message.indices)
@@ -205,17 +233,24 @@ class ServerMachine(Machine):
             for step in range(store.step + 1, ask.step)
             if ask.rank not in self.pushes.get(step, ())
         ]
-        ahead = (ask.step, ask.step + 1)  # lookups that were answered are asked for again, too
-        lookups = [step for step in ahead if (step, ask.rank) not in self.lookups]
-        if pushes or lookups:
-            lacks = Lacks(view=self.view, place=self.place, pushes=pushes, lookups=lookups)
+        # Lookups that were answered are asked for again, too.
+        lookups = [
+            (step, part)
+            for step, part in ask.lookups
+            if (step, ask.rank, part) not in self.lookups
+        ]
+        dense = self._wanted_dense()
+        if pushes or lookups or dense is not None:
+            lacks = Lacks(
+                view=self.view, place=self.place, pushes=pushes, lookups=lookups, dense=dense
+            )
             self.send(sender, lacks)
         self.send(sender, Vote(view=self.view, place=self.place, protected=self.protected))
 
     def _checked(self, step: int, rank: int, indices: Sequence[object]) -> Store:
         assert self.store
-        if not 0 <= rank < self.job.ranks:
-            raise StepError(f"there is no rank {rank}; ranks are 0 to {self.job.ranks - 1}")
+        if not 0 <= rank < self.job.trainers:
+            raise StepError(f"there is no rank {rank}; ranks are 0 to {self.job.trainers - 1}")
         # A replacement starts at c. A trainer may have computed c + 2, because another one's dense
         # state was late; it then waits at c + 3 and asks one step ahead.
         if not 1 <= step <= self.store.step + 4:
@@ -247,6 +282,30 @@ class ServerMachine(Machine):
             self.acks[message.step].add(message.place)
             if self.protected > self.voted:
                 self._vote()
+
+    def _wanted_dense(self) -> int | None:
+        """The step whose dense state a keeper should have and has not: one after the other, so
+        that it has that of the committed step whenever it has any.
+        """
+        return self._next_dense() if self.keeper and self._next_dense() <= self.step else None
+
+    def _next_dense(self) -> int:
+        assert self.install
+        return self.dense.step + 1 if self.dense else self.install.committed
+
+    def _on_dense(self, message: DenseCopy) -> None:
+        if self.keeper and message.step == self._next_dense():
+            had = bool(self.dense)
+            self.dense.put(message.step, message.state)
+            if not had:
+                self.report()
+            if self.protected > self.voted:
+                self._vote()
+
+    def _on_dense_request(self, sender: Member, message: DenseRequest) -> None:
+        state = self.dense.as_of(message.as_of)
+        if state is not None:
+            self.send(sender, DenseCopy(view=self.view, step=message.as_of, state=state))
 
     def _on_mate_request(self, sender: Member, message: MateRequest | RangeRequest) -> None:
         """Rule 14: answer at once, whatever the answer is."""
@@ -282,7 +341,7 @@ class ServerMachine(Machine):
         assert self.install
         lasts = [history.last - 1 for history in self.store.sources.values()]
         committed = max([self.install.committed, self.store.step - 1, *lasts])
-        if len(self.pushes.get(self.store.step + 1, ())) == self.job.ranks:
+        if len(self.pushes.get(self.store.step + 1, ())) == self.job.trainers:
             committed = max(committed, self.store.step)
         return committed
 
@@ -290,9 +349,17 @@ class ServerMachine(Machine):
 
     @property
     def protected(self) -> int:
-        """The last step up to which every holder of this view has acknowledged everything."""
+        """The last step up to which every holder of this view has acknowledged everything, and a
+        keeper has the dense state.
+        """
         waiting = [step for step, places in self.acks.items() if len(places) < len(self.holders)]
-        return min(waiting) - 1 if waiting else self.step
+        held = min(waiting) - 1 if waiting else self.step
+        return min(held, self._kept) if self.keeper else held
+
+    @property
+    def _kept(self) -> int:
+        """The last step whose dense state is kept, as far as that is known in this view."""
+        return max(self.dense.step, self.install.committed if self.install else 0)
 
     def _progress(self) -> None:
         if self.store is None or self.rebuilder is None or self.frozen() or self.wants_save:
@@ -328,9 +395,9 @@ class ServerMachine(Machine):
         assert self.rebuilder
         step = self.store.step + 1
         pushes = self.pushes.get(step)
-        if pushes is None or len(pushes) < self.job.ranks:
+        if pushes is None or len(pushes) < self.job.trainers:
             return False
-        in_rank_order = [pushes[rank] for rank in range(self.job.ranks)]
+        in_rank_order = [pushes[rank] for rank in range(self.job.trainers)]
         if self._missing([push.indices for push in in_rank_order]):
             return False
         contributions: list[list[tuple[Index, Floats]]] = [
@@ -366,7 +433,7 @@ class ServerMachine(Machine):
         for trainer in self.install.trainers:
             self.send(trainer, vote)
 
-    def _answer(self, key: tuple[int, int]) -> None:
+    def _answer(self, key: LookupKey) -> None:
         """Answers as of step - 1 once that is applied."""
         assert self.store
         sender, lookup = self.lookups[key]
@@ -381,6 +448,7 @@ class ServerMachine(Machine):
             view=self.view,
             place=self.place,
             step=lookup.step,
+            part=lookup.part,
             protected=self.protected,
             weights=weights,
         )

@@ -15,14 +15,14 @@ def check_end(world: ControlWorld) -> None:
     if world.sentence is None:
         if world.trained != world.steps:
             raise Broken(f"it says that it is done, at step {world.trained}")
-        if len(world.holds) < world.config.servers + world.config.ranks:
+        if len(world.holds) < world.config.servers + world.config.trainers:
             raise Broken(f"it is done, and only {sorted(world.holds)} have told what they hold")
         if not last:
             raise Broken("it is done, and not a word is said of the last save")
         if ("failed" in last[-1]) == (world.steps in world.on_disk):
             raise Broken(f"of the last save it says {last[-1]}, which is not true")
     elif world.lost:
-        if not any(word in world.sentence for word in ("lost", "no trainer is left")):
+        if not any(word in world.sentence for word in ("lost", "nobody is left")):
             raise Broken(f"it says that this is lost: {world.sentence}")
     elif not _is_allowed(world, world.sentence):
         raise Broken(f"the job ended for nothing: {world.sentence}")

@@ -47,7 +47,7 @@ def become_coordinator(world: ControlWorld, member: Member, process: Process) ->
     fresh = first_state(
         epoch,
         [f"server-{place}" for place in range(config.servers)],
-        [f"trainer-{rank}" for rank in range(config.ranks)],
+        [f"trainer-{rank}" for rank in range(config.trainers)],
         committed=world.start,
     )
     state = world.disk.state if world.disk.states else fresh

@@ -1,7 +1,7 @@
 """What can go wrong in a schedule, and when.
 
 A fault that takes a member away (kill, pause, cut off, suspect) is within the budget when every
-group keeps k whole members and one trainer keeps the dense network; only such faults happen unless
+group keeps k whole members and one member keeps the dense state; only such faults happen unless
 a schedule asks for more. Pauses and partitions that nobody notices cost nothing but time.
 """
 
@@ -224,7 +224,7 @@ def affordable(world: World, victims: Set[Member]) -> bool:
     if any(sum(place not in good for place in group) > world.job.r for group in groups):
         return False
     return any(
-        usable(world, m) and not world.processes[m].machine.blank
-        for m in install.trainers
+        usable(world, m) and world.processes[m].machine.dense
+        for m in [*install.trainers, *install.servers[: world.job.keepers]]
         if m not in victims
     )

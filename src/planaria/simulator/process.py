@@ -30,5 +30,5 @@ class Process:
     paused_until: float = 0.0
     beats: bool = True  # also while it is paused: then it hangs
     at_risk_until: float = 0.0  # until then it may be taken for dead
-    computing: int = 0  # of trainers: the step that the driver is computing
+    driver: Any = None  # of a trainer
     backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = field(default_factory=list)

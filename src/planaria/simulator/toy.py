@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from planaria import kernels
-from planaria.errors import HistoryGone, StepError
+from planaria.dense import DenseCopies, keepers, sum_in_rank_order
 from planaria.kernels.types import Floats, Index, Records
 from planaria.layout import Layout
 from planaria.layout.arithmetic import Ints32
@@ -44,9 +44,8 @@ class ToyJob:
     restored_at: int = 0  # if set: everybody starts from a checkpoint of that step
 
     @property
-    def ranks(self) -> int:
-        """Trainers, and as many shadows as make r + 1 replicas of the dense state."""
-        return max(self.trainers, self.r + 1)
+    def keepers(self) -> int:
+        return keepers(self.r, self.trainers)
 
     def lr(self, step: int) -> float:
         return 0.1 / step
@@ -65,9 +64,9 @@ class ToyJob:
             self.layout,
             self.optimizer,
             self.seed,
-            self.ranks,
+            self.trainers,
             self.lr,
-            self.steps,
+            self.keepers,
             keep_steps=self.keep_steps,
             retry_s=retry_s,
             rebuild_chunk=self.rebuild_chunk,
@@ -76,9 +75,7 @@ class ToyJob:
 
     def trainer_job(self, retry_s: float) -> TrainerJob:
         dims = [arena.dim for arena in self.arenas]
-        return TrainerJob(
-            self.servers, dims, self.trainers, self.ranks, self.steps, self.lr, retry_s
-        )
+        return TrainerJob(self.servers, dims, self.trainers, self.keepers, retry_s)
 
     def restore(self, store: Store) -> None:
         """Fills a blank store from the checkpoint."""
@@ -86,9 +83,12 @@ class ToyJob:
             arena.records[:] = records
         store.set_all_valid()
 
-    def restore_dense(self, dense: ToyDense) -> None:
+    def first_dense(self) -> DenseCopies:
+        """That of the step which the job starts after."""
+        copies = DenseCopies()
         state = reference(self).batches[self.restored_at + 1, 0].dense
-        dense.restore(self.restored_at, np.frombuffer(state, np.uint32))
+        copies.put(self.restored_at, np.frombuffer(state, np.uint8))
+        return copies
 
     def rows_of(self, step: int, rank: int) -> list[Index]:
         """The distinct rows of one trainer's samples, per arena; in some of them there are none."""
@@ -106,10 +106,10 @@ class ToyJob:
         rank: int,
         rows: Sequence[Index],
         values: Sequence[Floats],
-        dense: Records,
+        dense: Floats,
     ) -> tuple[list[Floats], Floats]:
-        """Of the rows [n, dim] of each arena and of the dense state [4], in [-1, 1)."""
-        parts = [*(weights.view(np.uint32).ravel() for weights in values), dense.ravel()]
+        """Of the rows [n, dim] of each arena and of the dense state [5], in [-1, 1)."""
+        parts = [weights.view(np.uint32).ravel() for weights in [*values, dense]]
         key = np.array([step * 1000 + rank], np.uint64)
         seen = kernels.digest(np.concatenate(parts)[None, :], key)[0]
         words = [
@@ -118,7 +118,7 @@ class ToyJob:
             for row in index
             for d in range(self.arenas[arena].dim)
         ]
-        words += [_mix(seen, -1, d) for d in range(4)]
+        words += [_mix(seen, -1, d) for d in range(len(dense))]
         floats = (np.array(words, np.uint64) >> np.uint64(40)).astype(np.float32)
         floats = floats / np.float32(2**23) - np.float32(1)
         *sparse, own = np.split(floats, np.cumsum([weights.size for weights in values]))
@@ -169,41 +169,9 @@ def joined(parts: Sequence[Floats]) -> bytes:
     return b"".join(part.tobytes() for part in parts)
 
 
-class ToyDense:
-    """Four floats and their last few versions; like DenseState, without a network."""
-
-    def __init__(self, keep_steps: int = 2) -> None:
-        self.step = 0
-        self.keep_steps = keep_steps
-        self.versions: dict[int, Records] = {0: np.arange(4, dtype=np.float32).view(np.uint32)}
-
-    @property
-    def state(self) -> Records:
-        return self.versions[self.step]
-
-    def apply(self, step: int, gradients: Sequence[Floats | None], lr: float) -> None:
-        if step != self.step + 1:
-            raise StepError(f"dense step {step} cannot follow {self.step}")
-        state = self.state.view(np.float32).copy()
-        for gradient in gradients:
-            if gradient is not None:
-                state = state * np.float32(0.9) - np.float32(lr) * gradient
-        self.versions[step] = state.view(np.uint32)
-        self.step = step
-        self.versions.pop(step - self.keep_steps - 1, None)
-
-    def export(self, as_of: int) -> Records:
-        if as_of not in self.versions:
-            raise HistoryGone(f"dense step {as_of} is gone", min(self.versions))
-        return self.versions[as_of].reshape(1, -1)
-
-    def restore(self, step: int, state: Records) -> None:
-        self.step = step
-        self.versions = {step: state.reshape(-1)}
-
-    def adopt(self, step: int, state: Records) -> None:
-        self.step = step
-        self.versions[step] = state.reshape(-1)
+def next_dense(state: Floats, total: Floats, lr: float) -> Floats:
+    """What a driver makes of the dense state and of a step's summed gradient."""
+    return state * np.float32(0.9) - np.float32(lr) * total
 
 
 @dataclass(frozen=True)
@@ -235,7 +203,7 @@ def reference(job: ToyJob) -> Reference:
     """The run of a job on one store, without machines, messages or faults."""
     alone = _layout(1, 1, 0)
     store = Store(job.arenas, alone, 0, job.optimizer, seed=job.seed)
-    dense = ToyDense()
+    dense = np.arange(5, dtype=np.float32)
     batches: dict[tuple[int, int], Batch] = {}
     for step in range(1, job.steps + 2):  # the last one only looks
         contributions, dense_gradients = [], []
@@ -243,12 +211,12 @@ def reference(job: ToyJob) -> Reference:
             rows = job.rows_of(step, rank)
             index = [there for _, there in located(alone, job.arenas, rows)]
             values = [store.lookup(arena, there) for arena, there in enumerate(index)]
-            sparse, own = job.gradients(step, rank, rows, values, dense.state)
+            sparse, own = job.gradients(step, rank, rows, values, dense)
             spread = located(job.layout, job.arenas, rows)
             batches[step, rank] = Batch(
                 by_place(job, spread, [there for _, there in spread]),
                 {place: joined(found) for place, found in by_place(job, spread, values).items()},
-                dense.state.tobytes(),
+                dense.tobytes(),
                 by_place(job, spread, sparse),
                 own,
             )
@@ -257,8 +225,8 @@ def reference(job: ToyJob) -> Reference:
         if step > job.steps:
             break
         store.apply(step, list(zip(*contributions, strict=True)), job.lr(step))
-        dense.apply(step, dense_gradients, job.lr(step))
-    return Reference(job, batches, store.digest(), dense.state.tobytes())
+        dense = next_dense(dense, sum_in_rank_order(dense_gradients), job.lr(step))
+    return Reference(job, batches, store.digest(), dense.tobytes())
 
 
 @lru_cache(maxsize=512)

@@ -14,11 +14,12 @@ from typing import Any, Self
 
 from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine
 from planaria.coordinator.watch import Pulse, Watch
-from planaria.kernels.types import Floats
+from planaria.dense import DenseCopies
 from planaria.server.machine import ServerMachine
 from planaria.simulator.checks import Failure, Oracle
 from planaria.simulator.coordinators import Coordinators
 from planaria.simulator.disk import Disk
+from planaria.simulator.driving import Driver
 from planaria.simulator.faults import Faults, plan
 from planaria.simulator.network import NETWORKS, Cut, Links
 from planaria.simulator.process import (
@@ -31,7 +32,7 @@ from planaria.simulator.process import (
     TICK_S,
     Process,
 )
-from planaria.simulator.toy import ToyDense, ToyJob
+from planaria.simulator.toy import ToyJob
 from planaria.trainer.machine import TrainerMachine
 from planaria.wire.machine import COORDINATOR, Machine, Outbox
 from planaria.wire.messages import (
@@ -84,7 +85,7 @@ class World:
         self.disk = self.disk_class()
         self.coordinators = Coordinators(self)
         servers = [self.name("server") for _ in range(job.servers)]
-        trainers = [self.name("trainer") for _ in range(job.ranks)]
+        trainers = [self.name("trainer") for _ in range(job.trainers)]
         self.first_members = (servers, trainers)
         for place, member in enumerate(servers):
             self._start(member, "server", self._first_server(member, place))
@@ -108,9 +109,7 @@ class World:
 
     def _trainer(self, member: Member, rank: int | None) -> TrainerMachine:
         job = self.job.trainer_job(RETRY_S)
-        dense = ToyDense()
-        if rank is not None and self.job.restored_at:
-            self.job.restore_dense(dense)
+        dense = DenseCopies() if rank is None else self.job.first_dense()
         return self.trainer_class(member, job, dense, fresh_rank=rank)
 
     def _first_server(self, member: Member, place: int) -> ServerMachine:
@@ -123,7 +122,9 @@ class World:
         return machine
 
     def _start(self, member: Member, role: str, machine: Any) -> None:
-        self.processes[member] = Process(role, machine, Pulse(BEAT_S, self.now))
+        process = self.processes[member] = Process(role, machine, Pulse(BEAT_S, self.now))
+        if role == "trainer":
+            process.driver = Driver(self, member, machine)
         self._hello(member)
         self.after(self.random.uniform(0.0, TICK_S), self.tick, member)
         self.after(self.random.uniform(0.0, BEAT_S), self._beat, member)
@@ -161,7 +162,7 @@ class World:
                     suspect = Suspect(view=NO_VIEW, member=silence.member, gone=False)
                     self.hand_over(SUPERVISOR, member, suspect)
             if member in self.processes and self.now >= process.paused_until:
-                self._finish_call(member, process.machine.tick(self.now))
+                self.finish_call(member, process.machine.tick(self.now))
         self.after(TICK_S, self.tick, member)
 
     def _beat(self, member: Member) -> None:
@@ -207,11 +208,7 @@ class World:
                 raise Failure(f"a scrub found {message.wrong} wrong records")
 
     def deliver(self, sender: Member, to: Member, message: Message) -> None:
-        process = self.processes.get(to)
-        if process is None:
-            return
-        if self.now < process.paused_until:
-            process.backlog.append((self.deliver, (sender, to, message)))
+        if not self.is_up(to, self.deliver, sender, to, message):
             return
         if not isinstance(message, Heartbeat):
             self.delivered += 1
@@ -233,20 +230,21 @@ class World:
             out = process.machine.receive(sender, message, self.now)
         else:
             out = process.machine.receive(sender, message)
-        self._finish_call(to, out)
+        self.finish_call(to, out)
 
     def on_delivery(self, sender: Member, to: Member, message: Message) -> None:
         """For those who watch, or kill at a chosen message."""
 
     # ------------------------------------------------------------------ drivers
 
-    def _finish_call(self, member: Member, outbox: Outbox) -> None:
+    def finish_call(self, member: Member, outbox: Outbox) -> None:
         """What a driver does after each call of a machine: save or compute, then send."""
         process = self.processes[member]
         if process.role == "server":
             outbox += process.machine.protect()
         elif process.role == "trainer":
-            outbox += self._drive(member, process)
+            process.driver.advance()
+            outbox += process.machine.take_outbox()
         else:
             outbox = self.coordinators.save(member, process.machine, outbox)
         if process.role != "coordinator" and process.machine.done and not process.machine.left:
@@ -254,31 +252,13 @@ class World:
         for to, message in outbox:
             self.send(member, to, message)
 
-    def _drive(self, member: Member, process: Process) -> Outbox:
-        """Gives ids when asked for, and starts to compute when all rows are there."""
-        trainer: TrainerMachine = process.machine
-        while (step := trainer.wants_ids()) is not None:
-            trainer.give_ids(step, self.oracle.reference.batches[step, trainer.rank].ids)
-        if not trainer.shadow and process.computing != trainer.step:
-            rows = trainer.ready()
-            if rows is not None:
-                process.computing = trainer.step
-                takes_s = self.random.choice((0.0, 0.0, 0.005, 0.05))
-                self.after(takes_s, self._computed, member, trainer.step, rows)
-        return trainer.take_outbox()
-
-    def _computed(self, member: Member, step: int, rows: dict[int, list[Floats]]) -> None:
-        """The gradients are ready, whatever has happened to the view meanwhile."""
+    def is_up(self, member: Member, event: Callable[..., None], *arguments: Any) -> bool:
+        """Whether a process runs now. If it only stands still, the event waits until it wakes."""
         process = self.processes.get(member)
-        if process is None:
-            return
-        if self.now < process.paused_until:
-            process.backlog.append((self._computed, (member, step, rows)))
-            return
-        process.computing = 0
-        batch = self.oracle.on_compute(process.machine, step, rows)
-        process.machine.give_gradients(step, batch.pushes, batch.dense_gradient)
-        self._finish_call(member, process.machine.take_outbox())
+        if process is not None and self.now < process.paused_until:
+            process.backlog.append((event, arguments))
+            return False
+        return process is not None
 
     # ------------------------------------------------------------------ what faults do
 

@@ -91,23 +91,6 @@ def initial_weights(layers: Sequence[Layer], seed: int) -> Floats:
     return weights
 
 
-def sum_in_rank_order(gradients: Sequence[Floats | None]) -> Floats:
-    """The sum over ranks, a new float32[n]: the first contribution, plus the second, and so on.
-
-    A float sum depends on its order, so the order is that of the ranks. Shadows have no samples and
-    give None; they change no bit. Slices of gradients sum to slices of the sum.
-    """
-    present = [gradient for gradient in gradients if gradient is not None]
-    require(len(present) > 0, "no rank contributed a gradient; give at least one rank samples")
-    for rank, gradient in enumerate(gradients):
-        if gradient is not None:
-            array(f"gradient of rank {rank}", gradient, np.float32, 1, shape=present[0].shape)
-    total = present[0].copy()
-    for gradient in present[1:]:
-        total += gradient
-    return total
-
-
 class DenseState:
     """The parameters and their optimizer state after `step`, and the deltas of the last steps.
 

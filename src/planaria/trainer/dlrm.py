@@ -111,7 +111,7 @@ class DLRM:
         array("labels", labels, np.float32, 1)
         array("dense", dense, np.float32, 2, shape=(n, DENSE_FEATURES))
         array("embeddings", embeddings, np.float32, 3, shape=(n, self.tables, self.dim))
-        require(n > 0, "a trainer without samples is a shadow; it has no gradients to compute")
+        require(n > 0, "a trainer without samples has no gradients to compute")
         require(n <= global_batch, f"{n} samples are more than the whole batch of {global_batch}")
         leaf = torch.as_tensor(embeddings).detach().requires_grad_()
         logits = self.forward(dense, leaf)

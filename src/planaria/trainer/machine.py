@@ -1,34 +1,38 @@
 """The trainer's side of the protocol, as a state machine.
 
-The driver reads samples and computes; the machine talks. In turn, for each step:
+The driver computes; the machine talks. In turn, for each step:
 
-    while (step := machine.wants_ids()) is not None: machine.give_ids(step, ...)
-    rows = machine.ready()            # once all answers and the dense network of step - 1 are here
-    machine.give_gradients(...)       # pushes, and the dense gradient to all trainers, as soon as
-                                      # all servers have voted for step - 1
+    machine.ask(step, part, ids)      # any number of parts; part 0 may be asked a step ahead
+    rows = machine.rows(step, part)   # once all answers are here
+    machine.give_gradients(step, ...) # pushes, and the dense gradient to the other trainers, as
+                                      # soon as all servers have voted for step - 1
+    total = machine.sum_of(step)      # the dense gradient, summed over all trainers
+    machine.give_state(step, ...)     # the dense state that the driver has made of it
 
-A shadow is a trainer without samples: it keeps a replica of the dense network and does all of this
-by itself, empty-handed. Nothing of a step is forgotten before it can no longer be needed: pushes
-and dense gradients of the last two steps are kept and sent again after a view change (rules 5, 11).
+and `finish` when there is no further step. Nothing of a step is forgotten before it can no longer
+be needed: pushes, dense gradients and sums of the last two steps are kept and sent again after a
+view change, and so are the dense states (rules 5, 11).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from planaria.errors import HistoryGone, StepError
-from planaria.kernels.types import Floats, Index, Records
+from planaria.dense import KEEP, DenseCopies
+from planaria.errors import StepError
+from planaria.kernels.types import Bytes, Floats, Index
+from planaria.trainer.reducing import Reduction
 from planaria.wire.machine import COORDINATOR, Machine
 from planaria.wire.messages import (
     Answer,
     Ask,
+    DenseCopy,
     DenseGradient,
-    DenseReply,
     DenseRequest,
+    DenseSum,
     Install,
     Installed,
     Lacks,
@@ -41,44 +45,40 @@ from planaria.wire.messages import (
 )
 
 
-class Dense(Protocol):
-    """The dense network's state: what planaria.trainer.dense.DenseState gives."""
-
-    @property
-    def step(self) -> int: ...
-    def apply(self, step: int, gradients: Sequence[Floats | None], lr: float) -> None: ...
-    def export(self, as_of: int) -> Records: ...
-    def restore(self, step: int, state: Records) -> None: ...
-    def adopt(self, step: int, state: Records) -> None: ...
-
-
 @dataclass(frozen=True)
 class TrainerJob:
     servers: int
     dims: Sequence[int]  # of the arenas
-    trainers: int  # ranks with samples
-    ranks: int  # trainers and shadows
-    steps: int
-    lr: Callable[[int], float]
+    trainers: int
+    keepers: int  # servers that keep the dense state, those of the first places
     retry_s: float = 1.0
 
-
-KEEP = 2  # steps whose pushes and dense gradients are kept
 
 RowsByPlace = Mapping[int, Sequence[Index]]
 """Per place, per arena: record numbers."""
 GradientsByPlace = Mapping[int, Sequence[Floats]]
 """Per place, per arena: gradients [n, dim] of those records."""
+Part = tuple[int, int]
+"""A lookup of this trainer: its step, and which one of that step it is."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What a step pushes."""
+
+    rows: RowsByPlace
+    gradients: GradientsByPlace
 
 
 class TrainerMachine(Machine):
-    """One trainer or shadow. A replacement gets its rank from the first install that names it.
+    """One trainer. A replacement gets its rank from the first install that names it, and its dense
+    state from whoever has it.
 
-    `fresh_rank`: it starts the job with this rank, after the step that `dense` is at.
+    `fresh_rank`: it starts the job with this rank, with the state that `dense` has.
     """
 
     def __init__(
-        self, member: Member, job: TrainerJob, dense: Dense, *, fresh_rank: int | None = None
+        self, member: Member, job: TrainerJob, dense: DenseCopies, *, fresh_rank: int | None = None
     ) -> None:
         super().__init__(member, job.retry_s)
         self.job = job
@@ -86,85 +86,87 @@ class TrainerMachine(Machine):
         self.rank = -1 if fresh_rank is None else fresh_rank
         self.blank = fresh_rank is None
         self.step = dense.step + 1  # the step to be computed next
-        self.ids: dict[int, RowsByPlace] = {}
-        self.answers: dict[int, dict[int, Answer]] = {}
+        self.last: int | None = None  # the last step, once the driver has none after it
+        self.asked: dict[Part, RowsByPlace] = {}  # whose rows the driver has not taken
+        self.answers: dict[Part, dict[int, Answer]] = {}
         self.protected = [0] * job.servers  # by place: the last step that it has voted for
         self.pushed = 0  # the last step whose gradients were sent in this view
-        self.pushes: dict[int, GradientsByPlace] = {}
-        self.own_gradients: dict[int, Floats | None] = {}
-        self.gradients: dict[int, dict[int, Floats | None]] = {}  # step -> rank
-        self._asked_for = 0  # the dense state of this step, in this view
-
-    @property
-    def shadow(self) -> bool:
-        return self.rank >= self.job.trainers
+        self.pushes: dict[int, Gradients] = {}
+        self.reduction = Reduction(job.trainers)
 
     @property
     def done(self) -> bool:
         """Whether this trainer holds all answers, and all that it holds is protected."""
-        last = self.job.steps + 1
         return (
-            self.step == last
-            and self.dense.step == self.job.steps
-            and len(self.answers.get(last, {})) == self.job.servers
-            and min(self.protected) == self.job.steps
+            self.last is not None
+            and not self.frozen()
+            and self.dense.step == self.last
+            and len(self.answers.get((self.last + 1, 0), ())) == self.job.servers
+            and min(self.protected) == self.last
         )
 
     # ------------------------------------------------------------------ the driver's side
 
-    def wants_ids(self) -> int | None:
-        """The step whose ids the driver should give now: the next one, then the one after it.
+    def ask(self, step: int, part: int, rows: RowsByPlace) -> None:
+        """Of the step to be computed, or of the one after it."""
+        if not self.step <= step <= self.step + 1:
+            raise StepError(f"rows of step {step} are asked for, but step {self.step} is due")
+        self.asked[step, part] = rows
+        self._send_lookups((step, part))
 
-        The step after the last computes nothing; its rows are what an evaluation wants, or none.
-        """
-        if self.blank or self.rank < 0 or self.shadow:
+    def rows(self, step: int, part: int) -> dict[int, list[Floats]] | None:
+        """Per place, what was asked for, once; None while something is missing."""
+        answers = self.answers.get((step, part), {})
+        if step != self.step or self.frozen() or len(answers) < self.job.servers:
             return None
-        for step in (self.step, self.step + 1):
-            if step not in self.ids and step <= self.job.steps + 1:
-                return step
-        return None
-
-    def give_ids(self, step: int, ids: RowsByPlace) -> None:
-        self.ids[step] = ids
-        self._send_lookups(step)
-
-    def ready(self) -> dict[int, list[Floats]] | None:
-        """Per place, the rows of the step to compute; None while something is missing."""
-        answers = self.answers.get(self.step, {})
-        if (
-            self.blank
-            or self.frozen()
-            or self.step > self.job.steps
-            or self.dense.step < self.step - 1
-            or len(answers) < self.job.servers
-        ):
-            return None
+        del self.asked[step, part], self.answers[step, part]
         return {place: answers[place].weights for place in range(self.job.servers)}
 
-    def final_rows(self) -> dict[int, list[Floats]] | None:
-        """Per place, the rows as of the last step, once the job is done."""
-        answers = self.answers.get(self.job.steps + 1, {})
-        if not self.done or len(answers) < self.job.servers:
-            return None
-        return {place: answers[place].weights for place in range(self.job.servers)}
-
-    def give_gradients(self, step: int, gradients: GradientsByPlace, dense: Floats | None) -> None:
+    def give_gradients(
+        self, step: int, rows: RowsByPlace, gradients: GradientsByPlace, dense: Floats
+    ) -> None:
         """What the driver computed for the current step."""
-        if step != self.step:
+        if step != self.step or step in self.pushes:
             raise StepError(f"gradients of step {step} came, but step {self.step} is due")
-        self.pushes[step] = gradients
-        self.own_gradients[step] = dense
-        self.gradients.setdefault(step, {})[self.rank] = dense
-        for old in [s for s in self.pushes if s <= step - KEEP]:
-            del self.pushes[old], self.own_gradients[old], self.ids[old]
-        self.answers.pop(step, None)
-        self.step = step + 1
+        self.pushes[step] = Gradients(rows, gradients)
+        for old in [other for other in self.pushes if other <= step - KEEP]:
+            del self.pushes[old]
+        self.reduction.give(step, dense)
         self._progress()
+
+    def sum_of(self, step: int) -> Floats | None:
+        """Of the dense gradient over all ranks, once it is there."""
+        return self.reduction.sums.get(step)
+
+    def give_state(self, step: int, state: Bytes) -> None:
+        """The dense state after a step: that of its sum, and of nothing else."""
+        if step != self.step or step not in self.reduction.sums:
+            raise StepError(f"the dense state of step {step} came, but step {self.step} is due")
+        self.dense.put(step, state)
+        self.step = step + 1
+        self._send_copies(step)
+        self._progress()
+
+    def finish(self) -> None:
+        """There is no step after the one whose state was given last."""
+        if self.last is None:
+            self.last = self.dense.step
+            self.asked.clear()
+            self.answers.clear()
+            empty = [np.zeros(0, np.int64) for _ in self.job.dims]
+            self.ask(self.step, 0, dict.fromkeys(range(self.job.servers), empty))
 
     # ------------------------------------------------------------------ views
 
     def held(self) -> Promise:
-        return Promise(view=self.promised, held=self.dense.step, blank=self.blank, whole=True)
+        return Promise(
+            view=self.promised,
+            held=self.dense.step,
+            blank=self.blank,
+            whole=True,
+            dense=not self.blank,
+            summed=self.reduction.summed,
+        )
 
     def on_install(self, old: Install | None, new: Install) -> None:
         if self.member not in new.trainers:
@@ -173,221 +175,230 @@ class TrainerMachine(Machine):
         self.answers.clear()
         self.protected = [new.committed] * self.job.servers
         self.pushed = new.committed
-        self._asked_for = 0
-        # Every dense reduction starts over: forget the others' gradients, send one's own again.
-        self.gradients = {
-            step: {self.rank: gradient}
-            for step, gradient in self.own_gradients.items()
-            if step > self.dense.step
-        }
+        self.reduction.start_over()
         if self.blank:
-            self._ask_for_dense(new.committed)
+            self._ask_for_dense(new)
         else:
-            self._send_what_is_due()
-            for step in sorted(self.ids):
-                self._send_lookups(step)
+            self._send_due()
+            for part in sorted(self.asked):
+                self._send_lookups(part)
+            self._send_copies(new.committed)
             self.report()
         self._progress()
 
     def report(self) -> None:
         if not self.blank:
-            self.send(COORDINATOR, Installed(view=self.view, whole=True))
+            self.send(COORDINATOR, Installed(view=self.view, whole=True, dense=True))
 
-    def _ask_for_dense(self, as_of: int) -> None:
-        assert self.install
-        for peer in self.install.trainers:
+    def _ask_for_dense(self, install: Install) -> None:
+        """A replacement begins with the step after the committed one (rule 12)."""
+        for peer in [*install.trainers, *install.servers[: self.job.keepers]]:
             if peer != self.member:
-                self.send(peer, DenseRequest(view=self.view, as_of=as_of))
+                self.send(peer, DenseRequest(view=self.view, as_of=install.committed))
 
     # ------------------------------------------------------------------ messages
 
     def on_message(self, sender: Member, message: Message) -> None:
         match message:
-            case Answer() if message.step >= self.step and self._fits(message):
-                self.answers.setdefault(message.step, {})[message.place] = message
+            case Answer() if self._fits(message):
+                self.answers.setdefault((message.step, message.part), {})[message.place] = message
                 self._on_vote(message.place, message.protected)
             case Vote() if 0 <= message.place < self.job.servers:
                 self._on_vote(message.place, message.protected)
             case Lacks() if 0 <= message.place < self.job.servers and not self.blank:
                 self._on_lacks(message)
-            case Ask() if message.step in self.own_gradients and message.step <= self.pushed:
-                self._send_dense_gradient(message.step, [sender])
+            case Ask() if not self.blank:
+                self._on_ask(sender, message)
+            case DenseGradient() if message.step in self.reduction.sums:
+                self._send_sum(message.step, sender)
             case DenseGradient() if self.blank or message.step > self.dense.step:
-                self.gradients.setdefault(message.step, {})[message.rank] = message.gradient
+                self.reduction.on_gradient(message.step, message.rank, message.gradient)
+            case DenseSum() if self.blank or message.step > self.dense.step:
+                self.reduction.on_sum(message.step, message.part, message.gradient)
             case DenseRequest() if not self.blank:
-                self._on_dense_request(sender, message.as_of)
-            case DenseReply() if self.blank:
+                self._send_dense(sender, message.as_of)
+            case DenseCopy() if self.blank:
                 self._start_at(message)
-            case DenseReply() if self._adopts(message.step):
-                self.dense.adopt(message.step, message.state)
-                self.gradients.pop(message.step, None)
         self._progress()
-
-    def _adopts(self, step: int) -> bool:
-        """Whether this step's dense state is a peer's that has passed it, not a sum (rule 12)."""
-        passed = self.install.dense if self.install else 0
-        return step == self.dense.step + 1 and step <= min(self.pushed, passed)
 
     def _on_vote(self, place: int, protected: int) -> None:
         self.protected[place] = max(self.protected[place], protected)
 
     def _on_lacks(self, lacks: Lacks) -> None:
         """Sends just that, as far as it was due in this view."""
+        assert self.install
         for step in lacks.pushes:
             if step in self.pushes and step <= self.pushed:
                 self._send_pushes(step, [lacks.place])
                 self.retries.found()
-        for step in lacks.lookups:
-            if step in self.ids and lacks.place not in self.answers.get(step, {}):
-                self._send_lookups(step, [lacks.place])
+        for part in lacks.lookups:
+            if part in self.asked and lacks.place not in self.answers.get(part, {}):
+                self._send_lookups(part, [lacks.place])
                 self.retries.found()
+        if lacks.dense is not None:
+            self._send_dense(self.install.servers[lacks.place], lacks.dense)
 
-    def _on_dense_request(self, sender: Member, as_of: int) -> None:
-        if as_of > self.dense.step:
-            return
-        try:
-            state = self.dense.export(as_of)
-        except HistoryGone:
-            return  # late: all have gone on since, and so has the one that asked
-        self.send(sender, DenseReply(view=self.view, step=as_of, state=state))
+    def _on_ask(self, sender: Member, ask: Ask) -> None:
+        """Another trainer waits for the sum of a step."""
+        if ask.step in self.reduction.sums:
+            self._send_sum(ask.step, sender)
+        elif ask.step in self.reduction.own and ask.step <= self.pushed:
+            self._send_contributions(ask.step, [ask.rank])
+            part = self.reduction.own_part(ask.step, self.rank)
+            if part is not None:
+                self._send_part(ask.step, self.rank, part, [sender])
+
+    def _send_dense(self, to: Member, as_of: int) -> None:
+        """Who asks for a step that is gone is late: all have gone on since."""
+        state = self.dense.as_of(as_of)
+        if state is not None:
+            self.send(to, DenseCopy(view=self.view, step=as_of, state=state))
 
     def _fits(self, answer: Answer) -> bool:
-        """Whether the answer has the rows that were asked for."""
-        asked = self.ids.get(answer.step)
-        if not 0 <= answer.place < self.job.servers or len(answer.weights) != len(self.job.dims):
+        """Whether the answer has the rows that were asked for, and are still wanted."""
+        asked = self.asked.get((answer.step, answer.part))
+        if asked is None or not 0 <= answer.place < self.job.servers:
             return False
-        counts = [0] * len(self.job.dims) if asked is None else map(len, asked[answer.place])
-        return all(
-            weights.shape == (count, dim)
-            for weights, count, dim in zip(answer.weights, counts, self.job.dims, strict=True)
-        )
+        wanted = [(len(index), dim) for index, dim in zip(asked[answer.place], self.job.dims)]
+        return [weights.shape for weights in answer.weights] == wanted
 
-    def _start_at(self, reply: DenseReply) -> None:
-        """A replacement begins with the step after the committed one (rule 12)."""
-        if self.install is None or reply.step != self.install.committed:
+    def _start_at(self, copy: DenseCopy) -> None:
+        if self.install is None or copy.step != self.install.committed:
             return
-        self.dense.restore(reply.step, reply.state)
+        self.dense.put(copy.step, copy.state)
         self.blank = False
-        self.step = reply.step + 1
+        self.step = copy.step + 1
+        self._send_copies(copy.step)
         self.report()
 
     # ------------------------------------------------------------------ progress
 
     def _progress(self) -> None:
-        if self.blank or self.install is None or self.frozen():
-            return
-        self._send_what_is_due()
-        while self._reduce_next():
-            pass
-        if self.shadow:
-            for step in (self.step, self.step + 1):
-                if step not in self.ids and step <= self.job.steps + 1:
-                    self.give_ids(step, self._nothing())
-        if self.shadow and self.ready() is not None:
-            self.give_gradients(self.step, self._no_gradients(), None)
+        if self._live():
+            self._send_due()
+            self._reduce()
 
-    def _reduce_next(self) -> bool:
-        """Applies the next dense step when the gradients of all ranks are here, in rank order."""
+    def _reduce(self) -> None:
+        """A step that another trainer has summed is taken from it, never summed again (rule 12)."""
+        assert self.install
         step = self.dense.step + 1
-        if self._adopts(step):
-            if self._asked_for != step:
-                self._asked_for = step
-                self._ask_for_dense(step)
-            return False
-        gradients = self.gradients.get(step, {})
-        if len(gradients) < self.job.ranks or step > self.pushed:
-            return False
-        in_rank_order = [gradients[rank] for rank in range(self.job.ranks)]
-        self.dense.apply(step, in_rank_order, self.job.lr(step))
-        del self.gradients[step]
-        return True
-
-    def _nothing(self) -> RowsByPlace:
-        empty = [np.zeros(0, np.int64) for _ in self.job.dims]
-        return dict.fromkeys(range(self.job.servers), empty)
-
-    def _no_gradients(self) -> GradientsByPlace:
-        empty = [np.zeros((0, dim), np.float32) for dim in self.job.dims]
-        return dict.fromkeys(range(self.job.servers), empty)
+        if step > self.pushed or step in self.reduction.sums:
+            return
+        if step > self.install.summed:
+            total = self.reduction.sum_part(step, self.rank)
+            if total is not None:
+                self._send_part(step, self.rank, total, self._others())
+        self.reduction.gather(step)
 
     # ------------------------------------------------------------------ sending
 
     def _live(self) -> bool:
         return self.install is not None and not self.blank and not self.frozen()
 
-    def _send_lookups(self, step: int, places: Sequence[int] | None = None) -> None:
+    def _others(self) -> list[Member]:
+        assert self.install
+        return [peer for peer in self.install.trainers if peer != self.member]
+
+    def _send_lookups(self, part: Part, places: Sequence[int] | None = None) -> None:
         """To these places, or to all, unless they have answered."""
-        if not self._live() or step < self.step:
+        if not self._live():
             return
         assert self.install
+        rows, (step, number) = self.asked[part], part
         for place in range(self.job.servers) if places is None else places:
-            if place not in self.answers.get(step, {}):
-                indices = list(self.ids[step][place])
-                lookup = Lookup(view=self.view, rank=self.rank, step=step, indices=indices)
+            if place not in self.answers.get(part, {}):
+                lookup = Lookup(
+                    view=self.view,
+                    rank=self.rank,
+                    step=step,
+                    part=number,
+                    indices=list(rows[place]),
+                    last=self.last is not None,
+                )
                 self.send(self.install.servers[place], lookup)
 
-    def _send_what_is_due(self) -> None:
+    def _send_due(self) -> None:
         """Rule 4: gradients of a step leave when every server has voted for the one before."""
         while self.pushed + 1 in self.pushes and min(self.protected) >= self.pushed:
             if not self._live():
                 return
             self.pushed += 1
             self._send_pushes(self.pushed, range(self.job.servers))
-            assert self.install
-            self._send_dense_gradient(self.pushed, self.install.trainers)
+            if self.pushed not in self.reduction.sums:
+                self._send_contributions(self.pushed, range(self.job.trainers))
 
     def _send_pushes(self, step: int, places: Sequence[int]) -> None:
-        if not self._live():
-            return
         assert self.install
+        pushed = self.pushes[step]
         for place in places:
             push = Push(
                 view=self.view,
                 rank=self.rank,
                 step=step,
-                indices=list(self.ids[step][place]),
-                gradients=list(self.pushes[step][place]),
+                indices=list(pushed.rows[place]),
+                gradients=list(pushed.gradients[place]),
             )
             self.send(self.install.servers[place], push)
 
-    def _send_dense_gradient(self, step: int, peers: Sequence[Member]) -> None:
-        if not self._live():
-            return
-        message = DenseGradient(
-            view=self.view, rank=self.rank, step=step, gradient=self.own_gradients[step]
-        )
+    def _send_contributions(self, step: int, ranks: Sequence[int]) -> None:
+        assert self.install
+        for rank, gradient in self.reduction.contributions(step):
+            if rank == self.rank:
+                self.reduction.on_gradient(step, rank, gradient)
+            elif rank in ranks:
+                message = DenseGradient(
+                    view=self.view, rank=self.rank, step=step, gradient=gradient
+                )
+                self.send(self.install.trainers[rank], message)
+
+    def _send_part(self, step: int, part: int, total: Floats, peers: Sequence[Member]) -> None:
+        message = DenseSum(view=self.view, part=part, step=step, gradient=total)
         for peer in peers:
-            if peer != self.member:
-                self.send(peer, message)
+            self.send(peer, message)
+
+    def _send_sum(self, step: int, peer: Member) -> None:
+        for part, total in self.reduction.parts(step):
+            self._send_part(step, part, total, [peer])
+
+    def _send_copies(self, first: int) -> None:
+        """To the keepers, of this step and later ones. By one trainer: all have the same bits."""
+        if self.rank == 0 and self._live():
+            assert self.install
+            for keeper in self.install.servers[: self.job.keepers]:
+                for step in sorted(step for step in self.dense.states if step >= first):
+                    self._send_dense(keeper, step)
+
+    # ------------------------------------------------------------------ timers
+
+    def waits_for(self) -> list[int]:
+        """Places whose rows are missing."""
+        parts = [self.answers.get(part, {}) for part in self.asked if part[0] == self.step]
+        return [p for p in range(self.job.servers) if any(p not in came for came in parts)]
 
     def progress(self) -> tuple[int, object]:
         came = (
-            len(self.answers.get(self.step, ())),
-            len(self.gradients.get(self.dense.step + 1, ())),
+            sum(map(len, self.answers.values())),
+            self.reduction.progress(self.dense.step + 1),
             sum(self.protected),
         )
         return self.step, (self.step, self.dense.step, self.pushed, self.blank, came)
 
     def on_retry(self) -> None:
-        if self.member not in (self.install.trainers if self.install else ()):
+        if self.install is None or self.member not in self.install.trainers:
             return
         if self.blank:
-            self._ask_for_dense(self.install.committed if self.install else 0)
+            self._ask_for_dense(self.install)
             return
-        assert self.install
-        answered = self.answers.get(self.step, {})
-        ask = Ask(view=self.view, rank=self.rank, step=self.step)
         for place, server in enumerate(self.install.servers):
-            if place not in answered or self.protected[place] < self.pushed:
+            waiting = [part for part in self.asked if place not in self.answers.get(part, {})]
+            if waiting or self.protected[place] < self.pushed:
+                ask = Ask(view=self.view, rank=self.rank, step=self.pushed + 1, lookups=waiting)
                 self.send(server, ask)
-            if place in answered and self.protected[place] < self.pushed:
+            if not waiting and self.protected[place] < self.pushed:
                 self.retries.spoil()  # its vote was lost, or an acknowledgement
         reducing = self.dense.step + 1
-        if self._adopts(reducing):
-            self._ask_for_dense(reducing)
-        elif reducing <= self.pushed:
-            ask = Ask(view=self.view, rank=self.rank, step=reducing)
-            for rank, peer in enumerate(self.install.trainers):
-                if rank not in self.gradients.get(reducing, {}):
-                    self.send(peer, ask)
-                    self.retries.spoil()
+        if reducing <= self.pushed and reducing not in self.reduction.sums:
+            ask = Ask(view=self.view, rank=self.rank, step=reducing, lookups=[])
+            for peer in self._others():
+                self.send(peer, ask)
+            self.retries.spoil()

@@ -16,8 +16,9 @@ from planaria.tables import Arena, make_arenas
 from planaria.wire.messages import (
     Answer,
     Delta,
+    DenseCopy,
     DenseGradient,
-    DenseReply,
+    DenseSum,
     Lookup,
     MateReply,
     MateRequest,
@@ -63,10 +64,10 @@ class Limits:
             for kind, size in _of_arena(config, arena).items():
                 exact[kind] += size
         # Dense Adam has the most state: three words for each parameter, and one more.
-        exact[DenseGradient] = 4 * dense_parameters
-        exact[DenseReply] = 4 * (3 * dense_parameters + 1)
+        exact[DenseGradient] = exact[DenseSum] = 4 * dense_parameters
+        exact[DenseCopy] = 4 * (3 * dense_parameters + 1)
         arrays = {kind: max(GENEROSITY * n, SMALLEST_ARRAYS) for kind, n in exact.items()}
-        members = config.servers + config.spares + config.ranks
+        members = config.servers + config.spares + config.trainers
         return cls(
             header=HEADER_BYTES + members * NAMED_BYTES + 64 * len(arenas),
             arrays=arrays,

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from planaria.kernels.types import Floats, Index, Records
+from planaria.kernels.types import Bytes, Floats, Index, Records
 
 Member: TypeAlias = str
 """The name of one process, such as "server-7". A replacement has another name."""
@@ -44,11 +44,17 @@ class Message(msgspec.Struct, tag=True, kw_only=True, array_like=True):
 
 
 class Lookup(Message):
-    """A trainer wants the rows of `step`, as of step - 1. Sent to every server, empty too."""
+    """A trainer wants rows of `step`, as of step - 1. Sent to every server, empty too.
+
+    A step may have several of these, its parts, counted from 0. `last`: no step follows the one
+    before; this trainer only wants to hear that all of it is applied.
+    """
 
     rank: int
     step: int
+    part: int
     indices: list[Index]  # per arena: record numbers on the server
+    last: bool = False
 
 
 class Answer(Message):
@@ -56,6 +62,7 @@ class Answer(Message):
 
     place: int
     step: int
+    part: int
     protected: int
     weights: list[Floats]  # per arena: float32[n, dim]
 
@@ -77,39 +84,51 @@ class Push(Message):
 
 
 class Ask(Message):
-    """A trainer has waited in `step`. A server answers with its vote and what it lacks of that
-    rank; a trainer sends its dense gradient of `step` once more.
+    """A trainer has waited. A server answers with its vote and what it lacks of that rank, whose
+    pushes before `step` were sent; a trainer sends once more what it can of the sum of `step`.
     """
 
     rank: int
     step: int
+    lookups: list[tuple[int, int]]  # (step, part) of those that have no answer
 
 
 class Lacks(Message):
-    """What a server has not received, or has answered already; steps by kind of message."""
+    """What a server has not received, or has answered already."""
 
     place: int
-    pushes: list[int]
-    lookups: list[int]
+    pushes: list[int]  # steps
+    lookups: list[tuple[int, int]]  # (step, part)
+    dense: int | None  # a step of which it should keep the dense state
 
 
 class DenseGradient(Message):
-    """A trainer's gradient of the dense network; a shadow, which has no samples, sends None."""
+    """A trainer's gradient of the dense network: the part that the receiver sums."""
 
     rank: int
     step: int
-    gradient: Floats | None
+    gradient: Floats
+
+
+class DenseSum(Message):
+    """One part of the gradient, summed over all ranks."""
+
+    part: int
+    step: int
+    gradient: Floats
 
 
 class DenseRequest(Message):
-    """A trainer wants the dense state as of a step: a new one that of the view's committed step."""
+    """A new trainer wants the dense state as of the view's committed step."""
 
     as_of: int
 
 
-class DenseReply(Message):
+class DenseCopy(Message):
+    """The dense state after `step`."""
+
     step: int
-    state: Records
+    state: Bytes
 
 
 # ---------------------------------------------------------------- servers
@@ -188,6 +207,8 @@ class Promise(Message):
     held: int
     blank: bool
     whole: bool  # of servers: no record is still to be rebuilt
+    dense: bool  # whether it has the dense state
+    summed: int = 0  # of trainers: the last step whose dense gradient is summed
 
 
 class Install(Message):
@@ -195,16 +216,17 @@ class Install(Message):
 
     committed: int
     servers: list[Member]  # by place
-    trainers: list[Member]  # by rank, shadows last
+    trainers: list[Member]  # by rank
     rebuilding: list[int]  # places that are not whole
     addresses: dict[Member, str] = {}
-    dense: int = 0  # under partial recovery, the last step that a trainer's dense state is of
+    summed: int = 0  # the last step whose dense gradient some trainer has summed
 
 
 class Installed(Message):
-    """The sender has installed this view; `whole` as in Promise. Sent again on change."""
+    """The sender has installed this view; the rest as in Promise. Sent again on change."""
 
     whole: bool
+    dense: bool
 
 
 class Heartbeat(Message):
@@ -255,8 +277,9 @@ AnyMessage: TypeAlias = (
     | Ask
     | Lacks
     | DenseGradient
+    | DenseSum
     | DenseRequest
-    | DenseReply
+    | DenseCopy
     | Delta
     | Ack
     | MateRequest

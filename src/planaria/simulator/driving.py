@@ -1,0 +1,117 @@
+"""The loop of a trainer in a schedule: what a user's thread does, one thing after the other.
+
+It asks for the rows of a step, some steps in two parts, and looks one step ahead; it computes, waits
+for the summed dense gradient, makes the next dense state of it, and in the end finishes. Computing
+takes time, in which views may change as often as they like.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planaria.kernels.types import Floats
+from planaria.simulator.toy import Batch, next_dense
+from planaria.trainer.machine import RowsByPlace, TrainerMachine
+from planaria.wire.messages import Member
+
+if TYPE_CHECKING:
+    from planaria.simulator.world import World
+
+TAKES_S = (0.0, 0.0, 0.005, 0.05)  # to compute, or to update the dense state
+
+
+def parts_of(step: int, rank: int) -> int:
+    """In how many parts a trainer asks for the rows of a step."""
+    return 2 if (step + rank) % 3 == 0 else 1
+
+
+class Driver:
+    """`advance` is called whenever the machine may have moved."""
+
+    def __init__(self, world: World, member: Member, trainer: TrainerMachine) -> None:
+        self.world = world
+        self.member = member
+        self.trainer = trainer
+        self.busy = False
+        self.taken: list[dict[int, list[Floats]]] = []  # rows of this step, part by part
+
+    def advance(self) -> None:
+        trainer = self.trainer
+        if trainer.blank or trainer.last is not None or self.busy:
+            return
+        step = trainer.step
+        if step in trainer.pushes:
+            total = trainer.sum_of(step)
+            if total is not None:
+                self._work(self._updated, step, total)
+        elif self._has_rows(step):
+            rows, self.taken = self._joined(step), []
+            self._work(self._computed, step, rows)
+
+    def _work(self, then: object, *arguments: object) -> None:
+        self.busy = True
+        self.world.after(self.world.random.choice(TAKES_S), self._done, then, *arguments)
+
+    def _done(self, then: object, *arguments: object) -> None:
+        """Whatever has happened to the view meanwhile."""
+        if self.world.is_up(self.member, self._done, then, *arguments):
+            self.busy = False
+            then(*arguments)  # type: ignore[operator]
+            self.world.finish_call(self.member, self.trainer.take_outbox())
+
+    # ------------------------------------------------------------------ rows
+
+    def _batch(self, step: int) -> Batch:
+        return self.world.oracle.reference.batches[step, self.trainer.rank]
+
+    def _rows(self, step: int, part: int) -> RowsByPlace:
+        parts = parts_of(step, self.trainer.rank)
+        ids = self._batch(step).ids
+        return {place: [index[part::parts].copy() for index in ids[place]] for place in ids}
+
+    def _has_rows(self, step: int) -> bool:
+        trainer, parts = self.trainer, parts_of(step, self.trainer.rank)
+        while len(self.taken) < parts:
+            part = len(self.taken)
+            self._ask(step, part)
+            if step <= self.world.job.steps:
+                self._ask(step + 1, 0)
+            rows = trainer.rows(step, part)
+            if rows is None:
+                return False
+            self.taken.append(rows)
+        return True
+
+    def _ask(self, step: int, part: int) -> None:
+        if (step, part) not in self.trainer.asked:
+            self.trainer.ask(step, part, self._rows(step, part))
+
+    def _joined(self, step: int) -> dict[int, list[Floats]]:
+        """The parts of a step as one lookup would have given them."""
+        joined: dict[int, list[Floats]] = {}
+        for place, per_arena in self._batch(step).ids.items():
+            joined[place] = []
+            for arena, index in enumerate(per_arena):
+                parts = [rows[place][arena] for rows in self.taken]
+                whole = np.empty((len(index), parts[0].shape[1]), np.float32)
+                for part, values in enumerate(parts):
+                    whole[part :: len(parts)] = values
+                joined[place].append(whole)
+        return joined
+
+    # ------------------------------------------------------------------ results
+
+    def _computed(self, step: int, rows: dict[int, list[Floats]]) -> None:
+        batch = self.world.oracle.on_compute(self.trainer, step, rows)
+        if step > self.world.job.steps:
+            self.trainer.finish()
+        else:
+            self.trainer.give_gradients(step, batch.ids, batch.pushes, batch.dense_gradient)
+
+    def _updated(self, step: int, total: Floats) -> None:
+        before = self.trainer.dense.as_of(step - 1)
+        assert before is not None
+        state = next_dense(before.view(np.float32), total, self.world.job.lr(step))
+        self.trainer.give_state(step, state.view(np.uint8))

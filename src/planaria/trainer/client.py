@@ -1,0 +1,144 @@
+"""The trainer as a library: one thread talks, another computes.
+
+A driver's thread owns the machine together with the thread that calls `Client` here, under one
+lock. The talker goes on with heartbeats, views, votes and retries while the caller computes, for
+however long that takes. The caller gives what it has and waits for what it needs; it is woken once,
+when that is there. Every wait ends: with the job, at the latest.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from collections.abc import Iterator
+from typing import NamedTuple, TypeVar
+
+from planaria.errors import JobOver
+from planaria.kernels.types import Bytes, Floats
+from planaria.trainer.machine import GradientsByPlace, RowsByPlace, TrainerMachine
+
+Found = TypeVar("Found")
+
+
+class Start(NamedTuple):
+    """Where a trainer begins: its rank, the committed step, and the dense state as of that."""
+
+    rank: int
+    step: int
+    state: Bytes
+
+
+class Client:
+    """What the computing thread calls; `wake` makes the talker look after the machine's outbox."""
+
+    def __init__(self, machine: TrainerMachine, wake: Callable[[], None]) -> None:
+        self.machine = machine
+        self.lock = threading.RLock()
+        self._wake = wake
+        self._look: Callable[[], object | None] | None = None  # what the caller waits for
+        self._found: object | None = None
+        self._arrived = threading.Event()
+        self._over: BaseException | None = None
+        self._calls = 0  # that the caller has made
+        self._seen = -1
+
+    # ------------------------------------------------------------------ the caller's side
+
+    def start(self) -> Start:
+        """Waits until this trainer has a rank and the dense state."""
+        machine = self.machine
+
+        def look() -> Start | None:
+            if machine.blank or machine.install is None:
+                return None
+            state = machine.dense.as_of(machine.step - 1)
+            assert state is not None
+            return Start(machine.rank, machine.step - 1, state)
+
+        return self._wait_for(look)
+
+    def ask(self, step: int, part: int, rows: RowsByPlace) -> None:
+        """Rows that will be wanted: of this step, or of the next one."""
+        with self._calling():
+            self.machine.ask(step, part, rows)
+
+    def rows(self, step: int, part: int) -> dict[int, list[Floats]]:
+        """Per place and arena, the rows that were asked for."""
+        return self._wait_for(lambda: self.machine.rows(step, part))
+
+    def push(
+        self, step: int, rows: RowsByPlace, gradients: GradientsByPlace, dense: Floats
+    ) -> None:
+        """The gradients of a step. All arrays are the machine's from now on."""
+        with self._calling():
+            self.machine.give_gradients(step, rows, gradients, dense)
+
+    def sum(self, step: int) -> Floats:
+        """The dense gradient, summed over all trainers in rank order. Read it only."""
+        return self._wait_for(lambda: self.machine.sum_of(step))
+
+    def end_step(self, step: int, state: Bytes) -> None:
+        """The step is over, and this is the dense state after it."""
+        with self._calling():
+            self.machine.give_state(step, state)
+
+    def finish(self) -> None:
+        """There is no step after the last one."""
+        with self._calling():
+            self.machine.finish()
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        with self.lock:
+            self._calls += 1
+            if self._over:
+                raise self._over
+            yield
+            sends = bool(self.machine.outbox)
+        if sends:
+            self._wake()
+
+    def _wait_for(self, look: Callable[[], Found | None]) -> Found:
+        with self._calling():
+            found = look()
+            if found is not None:
+                return found
+            self._look = look
+            self._arrived.clear()
+        self._arrived.wait()
+        with self.lock:
+            if self._over:
+                raise self._over
+            self._calls += 1
+            return self._found  # type: ignore[return-value]
+
+    # ------------------------------------------------------------------ the talker's side
+
+    def moved(self) -> None:
+        """The machine may have moved: the caller is woken if what it waits for is there."""
+        with self.lock:
+            if self._look is not None:
+                found = self._look()
+                if found is not None:
+                    self._found, self._look = found, None
+                    self._arrived.set()
+
+    def turns(self) -> bool:
+        """Whether the caller has called since the last time, or waits: it does not hang."""
+        with self.lock:
+            moved = self._look is not None or self._calls != self._seen
+            self._seen = self._calls
+            return moved
+
+    @property
+    def waits(self) -> bool:
+        return self._look is not None
+
+    def end(self, why: BaseException | str) -> None:
+        """Whoever waits here, or calls later, is told."""
+        with self.lock:
+            self._over = self._over or (why if isinstance(why, BaseException) else JobOver(why))
+            self._look = None
+            self._arrived.set()

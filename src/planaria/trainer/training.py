@@ -1,0 +1,220 @@
+"""The loop of `planaria train`: it reads samples, computes with PyTorch, and calls its client.
+
+It runs in a thread of its own; whatever it tells the supervisor goes through `tell`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from planaria import kernels
+from planaria.config import Config
+from planaria.data import Batch, CriteoFile, Source, Synthetic, sample_range
+from planaria.data.metrics import RecentQuality
+from planaria.kernels import Parts
+from planaria.kernels.types import Floats, Index
+from planaria.tables import make_arenas
+from planaria.trainer.client import Client
+from planaria.trainer.dense import DenseState
+from planaria.trainer.dlrm import DLRM
+from planaria.trainer.routing import Router
+from planaria.wire.control import DataEnded, HeldOut, Short, StepDone, Told
+
+QUALITY_SAMPLES = 16_384  # the last ones, over which it is measured while training
+EVALUATED_SAMPLES = 16_384  # of a lookup after the last step
+LOSSES_KEPT = 50  # of the last steps, over which the report takes the mean
+LONG_READ_S = 1.0
+
+
+class Line(Protocol):
+    """What the loop says while it runs."""
+
+    def tell(self, what: Told) -> None: ...
+    def working(self, what: str, done: int, of: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A batch whose ids have been sorted by server."""
+
+    batch: Batch
+    inverse: Index  # [samples * tables]: which distinct row
+    parts: Parts
+    runs: list[slice]  # by place, within parts
+
+    @property
+    def rows(self) -> dict[int, list[Index]]:
+        return {place: [self.parts.indices[run]] for place, run in enumerate(self.runs)}
+
+
+def make_source(config: Config, on_progress: Callable[[], None] = lambda: None) -> Source:
+    """on_progress: called now and then while a file is scanned."""
+    rows = config.model.table_rows
+    if config.data.source == "synthetic":
+        return Synthetic(rows, seed=config.seed, exponent=config.data.zipf)
+    assert config.data.path is not None
+    return CriteoFile(config.data.path, rows, on_progress=on_progress)
+
+
+class Training:
+    """One trainer's model and data. Made before the client, which starts with its `state`."""
+
+    def __init__(self, config: Config, line: Line) -> None:
+        self.config = config
+        self.line = line
+        self._scanned, self._reading_since = 0, time.monotonic()
+        self.source = make_source(config, self._on_scanned)
+        model = config.model
+        self.model = DLRM(len(config.tables), model.dim, model.bottom, model.top)
+        self.dense = DenseState(
+            self.model.parameters,
+            config.optimizer_rule,
+            keep_steps=1,
+            initial=self.model.initial_weights(config.seed),
+        )
+        self.model.bind(self.dense.weights)
+        self.arena = make_arenas(config.tables, config.optimizer_rule)[0]
+        self.router = Router(config.layout.arena(self.arena.rows))
+        self.losses: list[float] = []
+        self.recent = RecentQuality(QUALITY_SAMPLES)
+
+    def _on_scanned(self) -> None:
+        """A piece of the data was passed. That is worth a word where many lie before a sample."""
+        self._scanned += 1
+        if time.monotonic() - self._reading_since > LONG_READ_S:
+            self.line.working("finding its samples", self._scanned, self._scanned + 1)
+
+    @property
+    def loss(self) -> float | None:
+        """The mean of the last steps."""
+        return float(np.mean(self.losses)) if self.losses else None
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self, client: Client) -> None:
+        """All steps from where the trainer begins, the evaluation, and the end."""
+        self.client = client
+        self.rank, step, state = client.start()
+        if step != self.dense.step or step:
+            self.dense.restore(step, state.view(np.uint32))
+        ahead: Prepared | None = None
+        while step < self.config.steps:
+            step += 1
+            prepared = ahead or self._ask(step)
+            if prepared is None:
+                return
+            ahead = self._ask(step + 1) if step < self.config.steps else None
+            self._step(step, prepared)
+            if ahead is None and step < self.config.steps:
+                return
+        self._evaluate()
+        client.finish()
+
+    def _ask(self, step: int) -> Prepared | None:
+        """Reads the samples of a step, and asks for their rows; None if there are too few."""
+        config = self.config
+        start, count = sample_range(step, self.rank, config.trainers, config.batch)
+        batch = self._read(start, count)
+        if len(batch) < count:
+            self.line.tell(DataEnded(step=step, samples=self.source.samples or 0))
+            return None
+        prepared = self._prepare(batch)
+        self.client.ask(step, 0, prepared.rows)
+        return prepared
+
+    def _read(self, start: int, count: int) -> Batch:
+        self._reading_since = time.monotonic()
+        return self.source.read(start, count)
+
+    def _prepare(self, batch: Batch) -> Prepared:
+        unique, inverse = kernels.dedup((batch.ids + self.arena.first_rows).ravel())
+        parts = self.router.partition(unique)
+        ends = np.cumsum(parts.counts).tolist()
+        runs = [slice(end - n, end) for end, n in zip(ends, parts.counts.tolist(), strict=True)]
+        return Prepared(batch, inverse, parts, runs)
+
+    def _step(self, step: int, prepared: Prepared) -> None:
+        config, client, batch = self.config, self.client, prepared.batch
+        embeddings = self._embeddings(prepared, client.rows(step, 0))
+        gradients = self.model.step(batch.dense, embeddings, batch.labels, config.batch)
+        summed = np.empty((len(prepared.parts.order), config.model.dim), np.float32)
+        kernels.gradient_sum(
+            gradients.embeddings.reshape(-1, config.model.dim), prepared.inverse, summed
+        )
+        in_order = kernels.gather(summed.view(np.uint32), prepared.parts.order).view(np.float32)
+        pushes = {place: [in_order[run]] for place, run in enumerate(prepared.runs)}
+        client.push(step, prepared.rows, pushes, gradients.dense)
+        self._report(step, gradients.loss_sum, prepared, gradients.logits)
+        self.dense.apply(step, client.sum(step), config.lr(step))
+        client.end_step(step, self.dense.export().view(np.uint8))
+
+    def _embeddings(self, prepared: Prepared, found: dict[int, list[Floats]]) -> Floats:
+        """[samples, tables, dim], in memory of their own."""
+        values = np.empty((len(prepared.parts.order), self.config.model.dim), np.float32)
+        for place, run in enumerate(prepared.runs):
+            values[prepared.parts.order[run]] = found[place][0]
+        rows = kernels.gather(values.view(np.uint32), prepared.inverse).view(np.float32)
+        return rows.reshape(-1, len(self.config.tables), self.config.model.dim)
+
+    def _report(self, step: int, loss_sum: float, prepared: Prepared, logits: Floats) -> None:
+        batch, config = prepared.batch, self.config
+        self.losses.append(loss_sum / len(batch))
+        del self.losses[:-LOSSES_KEPT]
+        auc = normalized_entropy = None
+        if self.rank == 0:
+            self.recent.add(batch.labels, logits)
+            if self.recent.due(step, config.steps):
+                auc, normalized_entropy = map(_known, self.recent.measure())
+        done = StepDone(
+            rank=self.rank,
+            step=step,
+            rows=prepared.parts.counts.tolist(),
+            loss=self.losses[-1],
+            auc=auc,
+            normalized_entropy=normalized_entropy,
+        )
+        self.line.tell(done)
+
+    # ------------------------------------------------------------------ the held-out samples
+
+    def _evaluate(self) -> None:
+        """Some at a time, each with a lookup of its own: there may be millions."""
+        config, step = self.config, self.config.steps + 1
+        start, count = sample_range(1, self.rank, config.trainers, config.data.test_samples)
+        start += config.steps * config.batch  # they lie behind all samples of the job
+        for part, first in enumerate(range(0, count, EVALUATED_SAMPLES)):
+            wanted = min(EVALUATED_SAMPLES, count - first)
+            batch = self._read(start + first, wanted)
+            if len(batch) < wanted:
+                self.line.tell(Short(samples=first + len(batch), wanted=count))
+            if len(batch):
+                self._predict(step, part, first, batch)
+                self.line.working("evaluating", first + len(batch), count)
+            if len(batch) < wanted:
+                return
+
+    def _predict(self, step: int, part: int, first: int, batch: Batch) -> None:
+        prepared = self._prepare(batch)
+        self.client.ask(step, part, prepared.rows)
+        embeddings = self._embeddings(prepared, self.client.rows(step, part))
+        with torch.no_grad():
+            logits = self.model.forward(batch.dense, embeddings).numpy()
+        held_out = HeldOut(
+            rank=self.rank,
+            first=first,
+            labels=batch.labels.astype(np.uint8),
+            logits=np.ascontiguousarray(logits, np.float32),
+        )
+        self.line.tell(held_out)
+
+
+def _known(value: float) -> float | None:
+    """None where all samples have one label."""
+    return None if math.isnan(value) else value
