@@ -26,7 +26,7 @@ from planaria.control.supervising import (
     EXIT_REFUSED,
 )
 from planaria.coordinator.machine import FENCED
-from planaria.errors import CheckpointError, DataError
+from planaria.errors import CheckpointError, DataError, JobOver
 from planaria.wire.messages import Member
 
 PR_SET_PDEATHSIG = 1
@@ -89,9 +89,11 @@ def work(folder: str, role: str, member: Member, number: int | None) -> int:
 
             reason = ServerNode(files, member, number).run()
         else:
-            from planaria.cluster.trainer_node import TrainerNode
+            from planaria.cluster import built_in
 
-            reason = TrainerNode(files, member, number).run()
+            reason = built_in.run(files, member, number)
+    except JobOver as error:
+        reason = str(error)
     except DataError as error:  # another process would read the same
         _end(EXIT_REFUSED, str(error))
     except CheckpointError as error:  # another process may be able to read it

@@ -39,7 +39,7 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_GET_CHILD_SUBREAPER = 37
 READY = b"ready"
 
-IMPORTS = {"trainer": "planaria.cluster.trainer_node", "server": "planaria.cluster.server_node"}
+IMPORTS = {"trainer": "planaria.cluster.built_in", "server": "planaria.cluster.server_node"}
 """By role of what a nursery bears: the module that brings all that it needs."""
 
 Newborn = tuple[str, str, str, int | None]

@@ -92,7 +92,9 @@ def memory_needed(config: Config) -> Memory:
         change = (arena.words * 4 + 8) * (1 + config.r)  # a delta and an index, here and there
         history += min(touched, arena.rows) * change * config.history.steps
     servers = config.servers + config.spares + 2  # the coordinator and a nursery are as large
-    of_trainers = config.trainers * (TRAINER_BYTES + 4 * _dense_words(config)) + _batch_bytes(config)
+    of_trainers = config.trainers * (TRAINER_BYTES + 4 * _dense_words(config)) + _batch_bytes(
+        config
+    )
     return Memory(records, parity, history, servers * SERVER_BYTES + of_trainers)
 
 

@@ -1,26 +1,26 @@
-"""A trainer as a process: this thread talks, the one of its loop computes (trainer/client.py)."""
+"""A trainer as a process: a thread talks, while whoever called computes (trainer/client.py)."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
+import traceback
+from collections.abc import Callable
 
-import torch
 import zmq
 
-from planaria import kernels
 from planaria.checkpoints import DENSE
 from planaria.cluster.files import JobFiles
-from planaria.cluster.node import IDLE_MS, MemberNode
+from planaria.cluster.node import IDLE_MS, MemberNode, log
 from planaria.cluster.parts import PartSaver, SavedDense, read_dense
 from planaria.dense import DenseCopies, keepers
 from planaria.exactness import measure
 from planaria.kernels.types import Bytes
+from planaria.server.digest import Digest
 from planaria.tables import make_arenas
 from planaria.trainer.client import Client
 from planaria.trainer.machine import TrainerJob, TrainerMachine
-from planaria.trainer.training import Training
 from planaria.wire.control import Ready, TrainerHolds, Waiting
 from planaria.wire.messages import NO_VIEW, Member, Message
 
@@ -28,16 +28,40 @@ WAITED_S = 5.0  # before a trainer says whom it waits for
 
 
 class TrainerNode(MemberNode):
-    def __init__(self, files: JobFiles, member: Member, rank: int | None) -> None:
+    """`begin` starts the thread that talks; `client` is what the caller computes with."""
+
+    client: Client
+    trainer: TrainerMachine
+
+    def __init__(self, files: JobFiles, member: Member) -> None:
         super().__init__(files, member, "trainer")
-        config = self.config
-        torch.set_num_threads(config.threads.trainer)
-        kernels.set_threads(config.threads.trainer)
-        self.training = Training(config, self.line)
         start = files.start()
+        self.start = start
+        self.saver = PartSaver(self.config, self.line.tell, start, files.job())
+        self._wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller = zmq.Poller()
+        self._poller.register(self.transport.incoming, zmq.POLLIN)
+        self._poller.register(self._wakes, zmq.POLLIN)
+        self._moved = (0, time.monotonic())  # the step that it is at, and since when
+        self._told_in = NO_VIEW  # the view in which it told what it holds
+        self._thread = threading.Thread(target=self._talk, name="planaria", daemon=True)
+
+    def begin(
+        self,
+        rank: int | None,
+        state: Bytes,
+        digest: Callable[[Bytes], Digest],
+        loss: Callable[[], float | None] = lambda: None,
+    ) -> Client:
+        """rank: with which it starts the job, if it does; state: its dense state before any step.
+
+        digest, loss: what the end of the job is told with.
+        """
+        config = self.config
+        self._digest, self._loss = digest, loss
         dense = DenseCopies()
         if rank is not None:
-            dense.put(start, self._first_state(start))
+            dense.put(self.start, read_dense(config, self.start) if self.start else state)
         job = TrainerJob(
             config.servers,
             [arena.dim for arena in make_arenas(config.tables, config.optimizer_rule)],
@@ -45,44 +69,33 @@ class TrainerNode(MemberNode):
             keepers(config.r, config.trainers),
             config.cluster.retry_ms / 1000,
         )
-        self.trainer = TrainerMachine(member, job, dense, fresh_rank=rank)
+        self.trainer = TrainerMachine(self.member, job, dense, fresh_rank=rank)
         self.machine = self.trainer
-        self._wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.client = Client(self.trainer, lambda: os.eventfd_write(self._wakes, 1))
         self.guard = self.client.lock
-        self._poller = zmq.Poller()
-        self._poller.register(self.transport.incoming, zmq.POLLIN)
-        self._poller.register(self._wakes, zmq.POLLIN)
-        self.saver = PartSaver(config, self.line.tell, start, files.job())
-        self._moved = (0, time.monotonic())  # the step that it is at, and since when
-        self._told_in = NO_VIEW  # the view in which it told what it holds
-        self._loop = threading.Thread(target=self._compute, name="loop", daemon=True)
-        self._failed: BaseException | None = None  # of the loop
         self.line.tell(Ready(fingerprint=measure(config.reproducible)))
+        self._thread.start()
+        return self.client
 
-    def _first_state(self, start: int) -> Bytes:
-        if start:
-            return read_dense(self.config, start)
-        return self.training.dense.export().view("uint8")
+    def join(self) -> str:
+        """Waits for the end of the job; returns its reason, or raises what kept this one from it.
 
-    # ------------------------------------------------------------------ two threads
+        Whoever calls this has nothing more to compute.
+        """
+        self.client.rest()
+        self._thread.join()
+        if self.stopped is None:
+            raise self.client.over
+        return self.stopped
 
-    def run(self) -> str:
-        self._loop.start()
+    # ------------------------------------------------------------------ the thread
+
+    def _talk(self) -> None:
         try:
-            reason = super().run()
+            self.client.end(self.run())
         except BaseException as error:
+            log(traceback.format_exc().rstrip())
             self.client.end(error)
-            raise
-        self.client.end(reason)
-        return reason
-
-    def _compute(self) -> None:
-        try:
-            self.training.run(self.client)
-        except BaseException as error:
-            self._failed = error
-            os.eventfd_write(self._wakes, 1)
 
     def poll(self, wait_ms: int) -> None:
         for ready, _ in self._poller.poll(wait_ms):
@@ -90,11 +103,9 @@ class TrainerNode(MemberNode):
                 os.eventfd_read(self._wakes)
 
     def turn(self) -> None:
-        """The loop's thread is what must not hang; this one only talks."""
-        if self.client.turns() or not self._loop.is_alive():
+        """The thread that computes is what must not hang; this one only talks."""
+        if self.client.turns():
             super().turn()
-
-    # ------------------------------------------------------------------ between messages
 
     def _handle(self, sender: Member, address: str, message: Message) -> None:
         super()._handle(sender, address, message)
@@ -115,8 +126,6 @@ class TrainerNode(MemberNode):
             self.saver.missed(step, DENSE)
 
     def work(self) -> int:
-        if self._failed is not None and not self.stopped:
-            raise self._failed
         with self.guard:
             outbox = self.trainer.take_outbox()
         self.post(outbox)
@@ -151,10 +160,12 @@ class TrainerNode(MemberNode):
             self.post(self.trainer.leave())
 
     def _tell_what_it_holds(self) -> None:
-        digest = self.training.dense.digest()
+        state = self.trainer.dense.as_of(self.trainer.dense.step)
+        assert state is not None
+        digest = self._digest(state)
         holds = TrainerHolds(
             rank=self.trainer.rank,
             digest=(str(digest.first), str(digest.second)),
-            loss=self.training.loss,
+            loss=self._loss(),
         )
         self.line.tell(holds)

@@ -9,10 +9,8 @@ when that is there. Every wait ends: with the job, at the latest.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
 
 from planaria.errors import JobOver
@@ -41,6 +39,7 @@ class Client:
         self._found: object | None = None
         self._arrived = threading.Event()
         self._over: BaseException | None = None
+        self._resting = False  # the caller has nothing more to compute
         self._calls = 0  # that the caller has made
         self._seen = -1
 
@@ -89,6 +88,15 @@ class Client:
         with self._calling():
             self.machine.finish()
 
+    def rest(self) -> None:
+        """The caller has nothing more to compute, and cannot hang."""
+        self._resting = True
+
+    @property
+    def over(self) -> BaseException:
+        """Why the job is over."""
+        return self._over or JobOver("the job is over")
+
     @contextmanager
     def _calling(self) -> Iterator[None]:
         with self.lock:
@@ -128,7 +136,7 @@ class Client:
     def turns(self) -> bool:
         """Whether the caller has called since the last time, or waits: it does not hang."""
         with self.lock:
-            moved = self._look is not None or self._calls != self._seen
+            moved = self._resting or self._look is not None or self._calls != self._seen
             self._seen = self._calls
             return moved
 

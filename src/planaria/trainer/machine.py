@@ -259,7 +259,9 @@ class TrainerMachine(Machine):
         asked = self.asked.get((answer.step, answer.part))
         if asked is None or not 0 <= answer.place < self.job.servers:
             return False
-        wanted = [(len(index), dim) for index, dim in zip(asked[answer.place], self.job.dims)]
+        wanted = [
+            (len(index), dim) for index, dim in zip(asked[answer.place], self.job.dims, strict=True)
+        ]
         return [weights.shape for weights in answer.weights] == wanted
 
     def _start_at(self, copy: DenseCopy) -> None:
