@@ -1,0 +1,293 @@
+"""Trainers that run a user's script: started before the job, and given their part in it later.
+
+A script runs up to its first batch by itself, declares its tables there, and waits. Those that the
+job starts with are given their ranks; the others are spares, ready to take over in a moment,
+however long the script takes to get there. One that is missing is made by running it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from planaria.errors import ClusterError
+from planaria.trainer.declaring import (
+    MOST_BYTES,
+    SOCKET,
+    Assignment,
+    Declaration,
+    Refusal,
+    Reply,
+    difference,
+)
+
+POLL_S = 0.02
+WAITED_S = 5.0  # before it is said who is waited for
+SPARE = -1  # the RANK of a process that has none yet
+
+Say = Callable[[str], None]
+
+
+class Script:
+    """One process; it offers what Popen does, and its `stdin` is the socket that it lives by."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], rank: int, world_size: int
+    ) -> None:
+        self.rank = rank
+        self.declared: Declaration | None = None
+        self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.ended_at_once = False
+        self._waiting: Reply | None = None  # to be sent when it has declared
+        self._log: IO[str] | None = None
+        self._said: list[str] = []  # before it had a log
+        self.stdin, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "planaria.cluster", "script", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={
+                    **environment,
+                    **{name: str(value) for name, value in variables.items()},
+                    "PYTHONUNBUFFERED": "1",
+                    SOCKET: str(theirs.fileno()),
+                },
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C reaches the supervisor alone
+                text=True,
+                errors="replace",
+            )
+        self.pid = self._process.pid
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        """What it prints: to whoever watches, and to its log."""
+        assert self._process.stdout
+        for line in self._process.stdout:
+            self.lines.put(line.rstrip("\n"))
+            if self._log is None:
+                self._said.append(line)
+            else:
+                with contextlib.suppress(OSError, ValueError):
+                    self._log.write(line)
+
+    def look(self) -> None:
+        """Takes its declaration, if it has come."""
+        if self.declared is not None:
+            return
+        try:
+            said = self.stdin.recv(MOST_BYTES, socket.MSG_DONTWAIT)
+        except OSError:
+            return
+        if said:
+            self.declared = msgspec.json.decode(said, type=Declaration)
+            if self._waiting is not None:
+                self._reply(self._waiting)
+
+    def give(self, reply: Reply, log: Path | None = None) -> None:
+        """Its part in the job, at once or when it has declared itself."""
+        if log is not None:
+            with contextlib.suppress(OSError):
+                self._log = log.open("a", buffering=1)
+                self._log.writelines(self._said)
+        if self.declared is None:
+            self._waiting = reply
+        else:
+            self._reply(reply)
+
+    def _reply(self, reply: Reply) -> None:
+        with contextlib.suppress(OSError):  # it has ended, which will be noticed
+            self.stdin.send(msgspec.json.encode(reply))
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._process.wait(timeout)
+        self._reader.join(1.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+
+
+class Scripts:
+    """The processes of one command. Use it as a context manager; leaving it leaves none behind."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        trainers: int,
+        spares: int,
+        environment: Mapping[str, str],
+        say: Say,
+    ) -> None:
+        """command: the script and its arguments."""
+        self.command = command
+        self.trainers = trainers
+        self.spares = spares
+        self.say = say
+        self.declared: Declaration | None = None
+        self._environment = environment
+        self._waiting: list[Script] = []  # without a part in the job so far
+        self._placed: list[Script] = []
+
+    def __enter__(self) -> Scripts:
+        for rank in range(self.trainers):
+            self._start(rank)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for script in [*self._waiting, *self._placed]:
+            if script.poll() is None:
+                script.kill()
+            script.wait()
+            script.stdin.close()
+        self.show()
+
+    def _start(self, rank: int) -> Script:
+        script = Script(self.command, self._environment, rank, self.trainers)
+        self._waiting.append(script)
+        return script
+
+    # ------------------------------------------------------------------ before the job
+
+    def declare(self) -> Declaration:
+        """Waits until all trainers have reached their first batch, and agree."""
+        told = time.monotonic()
+        while missing := [one for one in self._waiting if one.declared is None]:
+            for script in missing:
+                script.look()
+                if script.declared is None and script.poll() is not None:
+                    self._give_up(script)
+            if time.monotonic() - told > WAITED_S:
+                told = time.monotonic()
+                ranks = ", ".join(str(one.rank) for one in missing)
+                self.say(f"waiting for the script's first batch: rank {ranks}")
+            self.show()
+            time.sleep(POLL_S)
+        first, *others = (one.declared for one in self._waiting)
+        assert first is not None
+        for rank, other in enumerate(others, 1):
+            assert other is not None
+            if differ := difference(first, other):
+                raise ClusterError(f"ranks 0 and {rank} of the script disagree about {differ}")
+        self.declared = first
+        return first
+
+    def _give_up(self, script: Script) -> None:
+        code = script.wait()
+        self.show()
+        what = f"ended with code {code}" if code else "ended"
+        raise ClusterError(
+            f"rank {script.rank} of {self.command[0]} {what} before its first batch; a script "
+            "trains in a loop over job.batches(...)"
+        )
+
+    # ------------------------------------------------------------------ during the job
+
+    def place(self, assignment: Assignment, log: Path) -> Script:
+        """A process for this part: one that waits if there is any, or a new one."""
+        script = self._choose(assignment.rank)
+        self._waiting.remove(script)
+        self._placed.append(script)
+        script.give(assignment, log)
+        if assignment.rank is not None:
+            script.rank = assignment.rank
+        return script
+
+    def _choose(self, rank: int | None) -> Script:
+        alive = [one for one in self._waiting if one.poll() is None]
+        for script in alive:
+            if script.rank == (SPARE if rank is None else rank):
+                return script
+        ready = [one for one in alive if one.declared is not None]
+        return (ready or alive or [self._start(SPARE if rank is None else rank)])[0]
+
+    def tend(self) -> None:
+        """Now and then: takes declarations, shows what is printed, and keeps spares ready."""
+        for script in [*self._waiting, *self._placed]:
+            script.look()
+            if script.declared is not None and self.declared is not None:
+                if differ := difference(self.declared, script.declared):
+                    why = f"this run of the script has other ideas than the first about {differ}"
+                    script.give(Refusal(why))
+        self._waiting = [one for one in self._waiting if not self._is_lost(one)]
+        if len(self._waiting) < self.spares:
+            self._start(SPARE)
+        self.show()
+
+    def _is_lost(self, script: Script) -> bool:
+        if script.poll() is None:
+            return False
+        code = script.wait()
+        if not script.ended_at_once:
+            script.ended_at_once = True
+            self.spares = max(self.spares - 1, 0)  # the next one would end the same way
+            self.say(f"a spare trainer ended with code {code} before it was needed")
+        return True
+
+    def ranks(self, trainers: Mapping[int, int]) -> None:
+        """Who has which rank by now: by process number."""
+        for script in self._placed:
+            script.rank = trainers.get(script.pid, script.rank)
+
+    def show(self) -> None:
+        for script in [*self._waiting, *self._placed]:
+            while not script.lines.empty():
+                line = script.lines.get()
+                if script in self._placed or script.rank != SPARE:
+                    self.say(f"[rank {script.rank}] {line}" if self.trainers > 1 else line)
+
+    def see_out(self) -> int:
+        """The job is done: waits until the scripts have ended; their worst exit code."""
+        while running := [one for one in self._placed if one.poll() is None]:
+            self.show()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running[0].wait(POLL_S)
+        codes = [script.wait() for script in self._placed]
+        self.show()
+        return max((abs(code) for code in codes if code > 0), default=0)
+
+
+def run_script(command: Sequence[str]) -> None:
+    """What a script's process does: the same as `python script.py`."""
+    import runpy
+
+    path, *arguments = command
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    runpy.run_path(path, run_name="__main__")
+    sys.stdout.flush()
+
+
+def environment_of(inherited: Mapping[str, str], threads: int) -> dict[str, str]:
+    """As torchrun does it: several trainers share this machine."""
+    given = {name: value for name, value in inherited.items() if name not in (SOCKET,)}
+    given.setdefault("OMP_NUM_THREADS", str(threads))
+    given.setdefault("OMP_WAIT_POLICY", "passive")
+    return given
+
+
+def close_socket(number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(number)

@@ -1,0 +1,56 @@
+"""What a script says of itself before its job can start: tables, steps, sizes, what it keeps.
+
+A trainer's process and whoever has started it talk over one socket, in single messages: the
+process declares, and gets its part in the job, or a sentence that says why it gets none. When the
+other end closes, the one who started it is gone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+SOCKET = "PLANARIA_SOCKET"  # a variable: the number of a script's end of its socket
+MOST_BYTES = 1 << 20  # of one message: so many tables can be declared
+
+
+class Declaration(msgspec.Struct, frozen=True):
+    """Equal in all trainers of a job: they train one model."""
+
+    config: dict[str, Any]  # what the script has set
+    tables: list[dict[str, Any]]  # as the configuration has them
+    steps: int
+    batch: int  # samples of a step, of all trainers together
+    ids: int  # of a trainer's first batch
+    parameters: int  # of the dense network
+    kept: str  # a fingerprint of what it keeps
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """A process's part in the job; without a rank it waits for one in the job itself."""
+
+    folder: str
+    member: str
+    rank: int | None
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    why: str
+
+
+Reply = Assignment | Refusal
+
+
+def difference(one: Declaration, other: Declaration) -> str:
+    """What two trainers disagree about, in words; "" if nothing."""
+    words = {
+        "tables": "the tables",
+        "kept": "what is kept: names, shapes or types",
+        "steps": "the number of steps",
+        "batch": "the size of a batch",
+        "parameters": "the size of the dense network",
+        "config": "what connect() was given",
+    }
+    differ = [name for name in words if getattr(one, name) != getattr(other, name)]
+    return " and ".join(words[name] for name in differ)
