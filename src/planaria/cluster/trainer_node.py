@@ -21,7 +21,6 @@ from planaria.data.metrics import RecentQuality
 from planaria.exactness import measure
 from planaria.kernels import Parts
 from planaria.kernels.types import Floats, Index, Records
-from planaria.tables import make_arenas
 from planaria.trainer.dense import DenseState, sum_in_rank_order
 from planaria.trainer.dlrm import DLRM
 from planaria.trainer.machine import TrainerJob, TrainerMachine
@@ -97,8 +96,7 @@ class TrainerNode(MemberNode):
         config = self.config
         torch.set_num_threads(config.threads.trainer)
         kernels.set_threads(config.threads.trainer)
-        optimizer = config.optimizer_rule
-        self.arena = make_arenas(config.tables, optimizer)[0]
+        self.arena = config.arenas[0]
         self._scanned, self._reading_since = 0, time.monotonic()
         self.source = make_source(config, self._on_scanned)
         self.model = DLRM(
@@ -106,7 +104,7 @@ class TrainerNode(MemberNode):
         )
         self.dense = DenseState(
             self.model.parameters,
-            optimizer,
+            config.optimizer_rule,
             keep_steps=2,
             initial=self.model.initial_weights(config.seed),
         )
@@ -122,6 +120,7 @@ class TrainerNode(MemberNode):
             config.ranks,
             config.steps,
             config.lr,
+            config.lrs,
             config.cluster.retry_ms / 1000,
         )
         self.trainer = TrainerMachine(member, job, Replica(self.dense), fresh_rank=rank)
@@ -268,7 +267,7 @@ class TrainerNode(MemberNode):
         )
         in_order = kernels.gather(summed.view(np.uint32), prepared.parts.order).view(np.float32)
         pushes = {place: [in_order[run]] for place, run in enumerate(prepared.runs)}
-        trainer.give_gradients(step, pushes, gradients.dense)
+        trainer.give_gradients(step, pushes, gradients.dense, self.config.lrs(step))
         for old in [s for s in self.prepared if s < step]:
             del self.prepared[old]
         self._report(step, gradients.loss_sum, prepared, gradients.logits)

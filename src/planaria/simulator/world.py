@@ -277,7 +277,7 @@ class World:
             return
         process.computing = 0
         batch = self.oracle.on_compute(process.machine, step, rows)
-        process.machine.give_gradients(step, batch.pushes, batch.dense_gradient)
+        process.machine.give_gradients(step, batch.pushes, batch.dense_gradient, self.job.lrs(step))
         self._finish_call(member, process.machine.take_outbox())
 
     # ------------------------------------------------------------------ what faults do

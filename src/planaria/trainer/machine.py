@@ -60,6 +60,7 @@ class TrainerJob:
     ranks: int  # trainers and shadows
     steps: int
     lr: Callable[[int], float]
+    lrs: Callable[[int], Sequence[float]]  # of the arenas, as shadows know them
     retry_s: float = 1.0
 
 
@@ -91,6 +92,7 @@ class TrainerMachine(Machine):
         self.protected = [0] * job.servers  # by place: the last step that it has voted for
         self.pushed = 0  # the last step whose gradients were sent in this view
         self.pushes: dict[int, GradientsByPlace] = {}
+        self.lrs: dict[int, Sequence[float]] = {}  # of the steps that are kept, per arena
         self.own_gradients: dict[int, Floats | None] = {}
         self.gradients: dict[int, dict[int, Floats | None]] = {}  # step -> rank
         self._asked_for = 0  # the dense state of this step, in this view
@@ -148,15 +150,22 @@ class TrainerMachine(Machine):
             return None
         return {place: answers[place].weights for place in range(self.job.servers)}
 
-    def give_gradients(self, step: int, gradients: GradientsByPlace, dense: Floats | None) -> None:
-        """What the driver computed for the current step."""
+    def give_gradients(
+        self,
+        step: int,
+        gradients: GradientsByPlace,
+        dense: Floats | None,
+        lrs: Sequence[float],
+    ) -> None:
+        """What the driver computed for the current step; lrs: of each arena, in this step."""
         if step != self.step:
             raise StepError(f"gradients of step {step} came, but step {self.step} is due")
         self.pushes[step] = gradients
+        self.lrs[step] = lrs
         self.own_gradients[step] = dense
         self.gradients.setdefault(step, {})[self.rank] = dense
         for old in [s for s in self.pushes if s <= step - KEEP]:
-            del self.pushes[old], self.own_gradients[old], self.ids[old]
+            del self.pushes[old], self.lrs[old], self.own_gradients[old], self.ids[old]
         self.answers.pop(step, None)
         self.step = step + 1
         self._progress()
@@ -284,7 +293,7 @@ class TrainerMachine(Machine):
                 if step not in self.ids and step <= self.job.steps + 1:
                     self.give_ids(step, self._nothing())
         if self.shadow and self.ready() is not None:
-            self.give_gradients(self.step, self._no_gradients(), None)
+            self.give_gradients(self.step, self._no_gradients(), None, self.job.lrs(self.step))
 
     def _reduce_next(self) -> bool:
         """Applies the next dense step when the gradients of all ranks are here, in rank order."""
@@ -347,6 +356,7 @@ class TrainerMachine(Machine):
                 step=step,
                 indices=list(self.ids[step][place]),
                 gradients=list(self.pushes[step][place]),
+                lrs=list(self.lrs[step]),
             )
             self.send(self.install.servers[place], push)
 
