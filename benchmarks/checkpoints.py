@@ -163,7 +163,7 @@ def gap(sizes: Sizes, folder: Path) -> list[Row]:
 
 def make_store(megabytes: int) -> Store:
     rows = megabytes * 1_000_000 // (2 * 16 * 4)
-    store = Store(make_arenas([Table("t", rows, 16)], RULE), ALONE, 0, RULE)
+    store = Store(make_arenas([Table("t", rows, 16)], RULE), ALONE, 0)
     store.digest()  # every page is touched before anything is timed
     return store
 
@@ -184,7 +184,7 @@ def _forget(*paths: Path) -> None:
 def disk(megabytes: int, rounds: int, folder: Path) -> list[Row]:
     """A part written durably, and restored, over dd with fsync and dd to nowhere."""
     store = make_store(megabytes)
-    blank = Store([store.arenas[0].arena], ALONE, 0, RULE, blank_at=1)
+    blank = Store([store.arenas[0].arena], ALONE, 0, blank_at=1)
     blank.arenas[0].records.fill(1)
     facts = Facts([Table("t", store.arenas[0].arena.rows, 16)], RULE, ALONE)
     seconds: dict[str, list[float]] = {name: [] for name in ("save", "load", "write", "read")}

@@ -68,6 +68,7 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
         "batch": draw(st.integers(trainers, 2**24)),
         "seed": draw(st.integers(0, 2**64 - 1)),
         "reproducible": draw(st.sampled_from(["same", "portable", "off"])),
+        "tables": None,
         "optimizer": {
             "name": draw(st.sampled_from(NAMES)),
             "lr": draw(positive),
@@ -221,7 +222,7 @@ def is_right(path: str, value: object) -> bool:
     """Said again, by the type of the default and the page: which junk is no junk for a key."""
     default = DEFAULTS[path]
     match path:
-        case "k":
+        case "k" | "tables":
             return value is None
         case (
             "optimizer.eps"

@@ -57,8 +57,7 @@ class Fleet:
         self.ordered = [Base() for _ in self.stores]  # as each has heard of it
 
     def new_store(self, place: int, blank_at: int | None = None) -> Store:
-        rule = self.job.optimizer_rule
-        return Store(self.arenas, self.job.layout, place, rule, seed=1, blank_at=blank_at)
+        return Store(self.arenas, self.job.layout, place, seed=1, blank_at=blank_at)
 
     @property
     def step(self) -> int:

@@ -288,9 +288,7 @@ def make_store(told: list[int] | None = None) -> Store:
         [Table("a", 30_000, 5, Initial("normal", 0.0, 0.1)), Table("b", 11, 4)], ADAM
     )
     calls: list[int] = [] if told is None else told
-    return Store(
-        arenas, LAYOUT, 1, ADAM, seed=9, on_progress=lambda: calls.append(kernels.threads())
-    )
+    return Store(arenas, LAYOUT, 1, seed=9, on_progress=lambda: calls.append(kernels.threads()))
 
 
 def contents(store: Store) -> list[bytes]:
@@ -347,7 +345,7 @@ def test_initialisation_tells_its_progress_after_pieces_of_bounded_size(
     store = make_store(told)
     assert max(sizes) <= PIECE
     assert len(told) == len(sizes) > sum(len(content) for content in contents(store)) // PIECE
-    blank = Store([a.arena for a in store.arenas], LAYOUT, 1, ADAM, seed=9, blank_at=0)
+    blank = Store([a.arena for a in store.arenas], LAYOUT, 1, seed=9, blank_at=0)
     again: list[int] = []
     blank.initialise(lambda: again.append(1))
     assert contents(blank) == contents(store)

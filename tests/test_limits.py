@@ -23,7 +23,6 @@ from planaria.config import Config
 from planaria.data import Synthetic, sample_range
 from planaria.server.decoding import find_mates
 from planaria.server.store import Store
-from planaria.tables import make_arenas
 from planaria.trainer.dense import DenseState, dlrm_layers
 from planaria.trainer.routing import Router
 from planaria.wire import limits as module
@@ -80,8 +79,7 @@ CONFIGS = st.builds(
 
 def legal_messages(config: Config) -> Iterator[Message]:
     """The messages of a step, of the evaluation, and of the rebuilding of what these want."""
-    optimizer = config.optimizer_rule
-    (arena,) = make_arenas(config.tables, optimizer)
+    (arena,) = config.arenas
     layout = config.layout.arena(arena.rows)
     router = Router(layout)
     source = Synthetic(config.model.table_rows, seed=1, exponent=config.data.zipf)
@@ -99,13 +97,13 @@ def legal_messages(config: Config) -> Iterator[Message]:
                 yield Lookup(**common, rank=rank, indices=[index])
                 yield Answer(**common, place=place, protected=0, weights=[weights])
                 if samples == config.batch:
-                    yield Push(**common, rank=rank, indices=[index], gradients=[weights])
+                    yield Push(**common, rank=rank, indices=[index], gradients=[weights], lrs=[0.1])
                     contributions[place].append((index, weights))
                 if config.r:
                     yield from rebuilding(layout, place, index, arena.words)
     for place in range(config.servers) if config.r else ():
-        store = Store([arena], config.layout, place, optimizer)
-        store.apply(1, [contributions[place]], 0.1)
+        store = Store([arena], config.layout, place)
+        store.apply(1, [contributions[place]], [0.1])
         for deltas in store.parity_deltas(store.own.after(0)[0]).values():
             yield Delta(
                 **common,

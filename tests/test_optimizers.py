@@ -402,7 +402,8 @@ def test_the_learning_rate_of_the_step_is_used(level: str, name: str) -> None:
 )
 def test_every_number_of_a_rule_shows_in_the_bits(level: str, name: str, field: str) -> None:
     usual = train(Optimizer(name), 3, 3)
-    other = train(Optimizer(name, **{field: 0.25}), 3, 3)
+    changed: Any = {field: 0.25}
+    other = train(Optimizer(name, **changed), 3, 3)
     assert usual[1] != other[1]
 
 

@@ -50,10 +50,7 @@ def test_everything_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
 def test_records_and_parity_are_counted_as_the_servers_hold_them(keys: list[str]) -> None:
     config = job("model.tables=3", "model.rows=[1000, 77, 5]", *keys)
     arenas = make_arenas(config.tables, config.optimizer_rule)
-    held = [
-        Store(arenas, config.layout, place, config.optimizer_rule).memory()
-        for place in config.layout.places
-    ]
+    held = [Store(arenas, config.layout, place).memory() for place in config.layout.places]
     needed = preflight.memory_needed(config)
     validity = sum(memory.validity for memory in held)
     assert needed.parity == sum(memory.parity for memory in held)

@@ -20,7 +20,7 @@ RHO = 0.125
 
 
 def make_store(place: int = 1) -> Store:
-    return Store(make_arenas(TABLES, OPTIMIZER), Layout.fresh(3, 0, 1), place, OPTIMIZER, seed=3)
+    return Store(make_arenas(TABLES, OPTIMIZER), Layout.fresh(3, 0, 1), place, seed=3)
 
 
 def table_of(store: Store, index: Index) -> Index:

@@ -98,7 +98,7 @@ def test_what_waits_for_an_install_is_bounded_in_bytes(monkeypatch: pytest.Monke
     monkeypatch.setattr(wire_machine, "MAX_WAITING_BYTES", 1000)
     server = ServerMachine("server-1", ToyJob().server_job(1.0), fresh_place=0)
     index, gradients = np.zeros(50, np.int64), np.zeros((50, 2), np.float32)
-    push = Push(view=View(1, 1), rank=0, step=1, indices=[index], gradients=[gradients])
+    push = Push(view=View(1, 1), rank=0, step=1, indices=[index], gradients=[gradients], lrs=[0.1])
     assert push.array_bytes() == 800
     for _ in range(3):
         server.receive("trainer-1", push)
@@ -109,6 +109,6 @@ def test_what_waits_for_an_install_is_bounded_in_bytes(monkeypatch: pytest.Monke
     )
     server.receive("coordinator", install)
     assert server._waiting == []
-    later = Push(view=View(1, 2), rank=0, step=1, indices=[index], gradients=[gradients])
+    later = Push(view=View(1, 2), rank=0, step=1, indices=[index], gradients=[gradients], lrs=[0.1])
     server.receive("trainer-1", later)
     assert len(server._waiting) == 1  # what was kept before does not count for ever

@@ -23,14 +23,14 @@ from planaria.coordinator.machine import (
     first_state,
 )
 from planaria.errors import StepError
-from planaria.kernels.types import Floats, Index, Records
+from planaria.kernels.types import Index, Records
 from planaria.server.machine import ServerMachine
 from planaria.server.rebuilding import Rebuilder
 from planaria.server.store import Store
 from planaria.simulator import World
 from planaria.simulator.campaigns import OldViews, Outcome, run_seed, run_seeds
 from planaria.simulator.disk import Disk
-from planaria.trainer.machine import GradientsByPlace, TrainerMachine
+from planaria.trainer.machine import TrainerMachine
 from planaria.wire.machine import Machine
 from planaria.wire.messages import (
     Delta,
@@ -300,10 +300,10 @@ class KeepsAnswers(TrainerMachine):
 class KeepsOneStep(TrainerMachine):
     """Rule 5: trainers keep the pushes and dense gradients of the last two steps."""
 
-    def give_gradients(self, step: int, gradients: GradientsByPlace, dense: Floats | None) -> None:
-        super().give_gradients(step, gradients, dense)
+    def give_gradients(self, step: int, *computed: Any, **named: Any) -> None:
+        super().give_gradients(step, *computed, **named)
         for old in [kept for kept in self.pushes if kept < step]:
-            del self.pushes[old], self.own_gradients[old], self.ids[old]
+            del self.pushes[old], self.lrs[old], self.own_gradients[old], self.ids[old]
 
 
 class AnswersLateRequests(TrainerMachine):

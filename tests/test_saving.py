@@ -72,7 +72,7 @@ def config(folder: Path, *overrides: str) -> Config:
 def stores(job: Config) -> list[Store]:
     """With numbers in weights and state, all of one step."""
     arenas = make_arenas(job.tables, job.optimizer_rule)
-    made = [Store(arenas, job.layout, p, job.optimizer_rule, seed=3) for p in job.layout.places]
+    made = [Store(arenas, job.layout, p, seed=3) for p in job.layout.places]
     for store in made:
         index = np.arange(store.arenas[0].data_records)
         gradients = np.random.default_rng(store.place).normal(size=(len(index), 4))
@@ -350,7 +350,7 @@ def test_a_checkpoint_counts_with_its_last_part_and_is_restored_onto_other_serve
     digest = [sum_of(made)]
     again = []
     for place in other.layout.places:
-        store = Store(arenas, other.layout, place, other.optimizer_rule, blank_at=5)
+        store = Store(arenas, other.layout, place, blank_at=5)
         restore_records(other, 5, store)
         assert store.invalid_records == 0
         again.append(store)
@@ -459,7 +459,7 @@ def test_fewer_bits_move_weights_a_little_and_optimizer_state_not_at_all(
         one = ("strategy=none", "servers=1", "model.dim=64")
         job, line = config(tmp_path / name, f"checkpoint.bits={chosen}", *one), Line()
         arenas = make_arenas(job.tables, job.optimizer_rule)
-        store = Store(arenas, job.layout, 0, job.optimizer_rule, seed=1)
+        store = Store(arenas, job.layout, 0, seed=1)
         saver = saver_of(job, line, store)
         saver.save(5, 0, lambda store=store: SavedRecords(store))  # type: ignore[misc]
         finish(saver)

@@ -30,7 +30,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def new_store(blank_at: int | None = None) -> Store:
     arenas = make_arenas(TABLES, ADAGRAD)
-    return Store(arenas, Layout.fresh(4, 1, 2), 1, ADAGRAD, seed=3, blank_at=blank_at)
+    return Store(arenas, Layout.fresh(4, 1, 2), 1, seed=3, blank_at=blank_at)
 
 
 def step(store: Store, random: np.random.Generator) -> None:

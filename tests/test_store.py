@@ -55,7 +55,6 @@ class Cluster:
             self.arenas,
             self.layout,
             place,
-            self.optimizer,
             seed=self.seed,
             keep_steps=self.keep_steps,
             blank_at=blank_at,

@@ -94,7 +94,7 @@ def test_what_is_sent_is_what_arrives(kind: type[Message], data: st.DataObject) 
 
 def test_arrays_are_neither_copied_when_sent_nor_when_received() -> None:
     gradients = floats(1000, 8)
-    push = Push(view=NO_VIEW, rank=0, step=1, indices=[rows(1)], gradients=[gradients])
+    push = Push(view=NO_VIEW, rank=0, step=1, indices=[rows(1)], gradients=[gradients], lrs=[0.1])
     frames = encode(TOKEN, "me", "", push)
     assert np.shares_memory(frames[3], gradients)
     arrived = [np.zeros(f.nbytes, np.uint8) for f in frames[2:]]
@@ -103,7 +103,10 @@ def test_arrays_are_neither_copied_when_sent_nor_when_received() -> None:
     assert np.shares_memory(message.gradients[0], arrived[1])
     strided = np.zeros((8, 1000), np.float32).T
     again = encode(
-        TOKEN, "", "", Push(view=NO_VIEW, rank=0, step=1, indices=[], gradients=[strided])
+        TOKEN,
+        "",
+        "",
+        Push(view=NO_VIEW, rank=0, step=1, indices=[], gradients=[strided], lrs=[0.1]),
     )
     assert not np.shares_memory(again[2], strided)  # a control: this one has to be
     assert again[2].flags.c_contiguous
@@ -165,7 +168,14 @@ def test_arrays_that_are_not_what_their_frames_are_are_refused() -> None:
 def test_every_frame_is_one_array_and_every_array_one_frame() -> None:
     """No memory is read as two arrays, and none comes along that nobody asked for."""
     push = sent(
-        Push(view=NO_VIEW, rank=0, step=1, indices=[rows(1), rows(2)], gradients=[floats(1, 2)])
+        Push(
+            view=NO_VIEW,
+            rank=0,
+            step=1,
+            indices=[rows(1), rows(2)],
+            gradients=[floats(1, 2)],
+            lrs=[0.1],
+        )
     )
     assert decode(TOKEN, push)  # a control
     for wrong in ([*push, b""], [*push, bytes(8)], push[:-1]):
@@ -202,7 +212,7 @@ def test_nothing_of_a_message_is_read_before_its_token() -> None:
 
 def test_a_dtype_is_the_receivers_choice() -> None:
     """A frame of other numbers, of the right size, is read as the type that the message has."""
-    push = Push(view=NO_VIEW, rank=0, step=1, indices=[rows(0)], gradients=[words(1, 2)])
+    push = Push(view=NO_VIEW, rank=0, step=1, indices=[rows(0)], gradients=[words(1, 2)], lrs=[0.1])
     message = decode(TOKEN, sent(push)).message
     assert isinstance(message, Push)
     assert message.gradients[0].dtype == np.float32
@@ -229,7 +239,7 @@ def test_arrays_beyond_the_limit_of_their_kind_are_refused() -> None:
     assert decode(TOKEN, sent(lookup_of(10)), SMALL)  # a control: as large as can be
     with pytest.raises(WireError, match="a Lookup with arrays of 88 bytes"):
         decode(TOKEN, sent(lookup_of(11)), SMALL)
-    push = Push(view=NO_VIEW, rank=0, step=1, indices=[rows(*range(11))], gradients=[])
+    push = Push(view=NO_VIEW, rank=0, step=1, indices=[rows(*range(11))], gradients=[], lrs=[0.1])
     assert decode(TOKEN, sent(push), SMALL)  # a control: another kind, another limit
     delta = Delta(view=NO_VIEW, place=0, step=1, indices=[rows(*range(37))], deltas=[])
     assert decode(TOKEN, sent(delta), SMALL)  # and a kind without a limit of its own

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from planaria.cluster.reporting import Progress, counted
 from planaria.config import Config
-from planaria.tables import make_arenas
 
 RECENT_STEPS = 50  # over which the rate is taken
 QUIET_S = 5.0  # without a terminal: the longest time between two lines
@@ -124,7 +123,7 @@ def _duration(seconds: float) -> str:
 
 def _memory(config: Config) -> str:
     """Of records and parity on all servers."""
-    arenas = make_arenas(config.tables, config.optimizer_rule)
+    arenas = config.arenas
     size = sum(arena.rows * arena.words * 4 for arena in arenas)
     return f"{size * (1 + config.layout.r / config.layout.k) / 1e6:,.0f} MB of records and parity"
 

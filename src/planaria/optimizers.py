@@ -28,7 +28,11 @@ NAMES = tuple(kind.name.lower() for kind in OptimizerKind)
 
 @dataclass(frozen=True)
 class Optimizer:
-    """One optimizer for all tables of a job. Fields that its rule does not use are ignored."""
+    """How the rows of a table learn. Fields that its rule does not use are ignored.
+
+    lr: what a step takes that brings no learning rate of its own.
+    group: tells optimizers apart that are alike and whose learning rates go different ways.
+    """
 
     name: str = "adagrad"
     lr: float = 0.01
@@ -38,6 +42,7 @@ class Optimizer:
     beta1: float = 0.9
     beta2: float = 0.999
     initial_accumulator: float = 0.0
+    group: int = 0
 
     def __post_init__(self) -> None:
         _require(self.name in NAMES, f"unknown optimizer {self.name!r}; use {', '.join(NAMES)}")

@@ -1,8 +1,8 @@
 """Tables, and the arenas that they share.
 
-An arena is all records of one size; tables with equal dim lie in one arena, one behind the other,
-in the order in which they were given. A row is known by (table, row) to users and by its number in
-the arena to everything below.
+An arena is all records that are made and changed alike: tables with equal dim and equal optimizer
+lie in one arena, one behind the other, in the order in which they were given. A row is known by
+(table, row) to users and by its number in the arena to everything below.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from planaria.kernels.types import Distribution, Index, InitTables
 from planaria.optimizers import Optimizer
 
 MAX_ROWS = 2**40
+MAX_DIM = 2**16
 MAX_TABLES = 2**20
 
 
@@ -54,17 +55,21 @@ class Initial:
 
 @dataclass(frozen=True)
 class Table:
-    """One embedding table. Without `initial`: uniform within 1 / sqrt(rows) of zero, as DLRM's."""
+    """One embedding table. Without `initial`: uniform within 1 / sqrt(rows) of zero, as DLRM's.
+
+    Without `optimizer` it has that of the job.
+    """
 
     name: str
     rows: int
     dim: int
     initial: Initial | None = None
+    optimizer: Optimizer | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.rows, int) or not 1 <= self.rows <= MAX_ROWS:
             raise ArgumentError(f"table {self.name}: rows must be 1 to 2^40, not {self.rows}")
-        if not isinstance(self.dim, int) or not 1 <= self.dim <= 2**16:
+        if not isinstance(self.dim, int) or not 1 <= self.dim <= MAX_DIM:
             raise ArgumentError(f"table {self.name}: dim must be 1 to 65536, not {self.dim}")
 
     @property
@@ -75,9 +80,10 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Arena:
-    """The tables of one record size, and which rows of the arena are theirs."""
+    """The tables of one dim and one optimizer, and which rows of the arena are theirs."""
 
     dim: int
+    optimizer: Optimizer
     words: int  # 4-byte words per record
     table_ids: Index  # numbers of its tables in the job, ascending
     first_rows: Index  # each table's first row in the arena
@@ -91,20 +97,27 @@ class Arena:
 
 
 def make_arenas(tables: Sequence[Table], optimizer: Optimizer) -> list[Arena]:
-    """The arenas of a job, in the order in which their first tables were given."""
+    """The arenas of a job, in the order in which their first tables were given.
+
+    optimizer: of the tables that have none of their own.
+    """
     if not 1 <= len(tables) <= MAX_TABLES:
         raise ArgumentError(f"a job has 1 to {MAX_TABLES} tables, not {len(tables)}")
     names: set[str] = set()
-    for table in tables:
+    alike: dict[tuple[int, Optimizer], list[int]] = {}
+    for number, table in enumerate(tables):
         if table.name in names:
             raise ArgumentError(f"two tables are called {table.name!r}; give each its own name")
         names.add(table.name)
-    return [_make_arena(tables, dim, optimizer) for dim in dict.fromkeys(t.dim for t in tables)]
+        alike.setdefault((table.dim, table.optimizer or optimizer), []).append(number)
+    return [_make_arena(tables, ids, dim, rule) for (dim, rule), ids in alike.items()]
 
 
-def _make_arena(tables: Sequence[Table], dim: int, optimizer: Optimizer) -> Arena:
-    ids = np.array([i for i, table in enumerate(tables) if table.dim == dim], np.int64)
-    own = [tables[i] for i in ids]
+def _make_arena(
+    tables: Sequence[Table], numbers: Sequence[int], dim: int, optimizer: Optimizer
+) -> Arena:
+    ids = np.array(numbers, np.int64)
+    own = [tables[i] for i in numbers]
     rows = np.array([table.rows for table in own], np.int64)
     first_rows = np.concatenate([[0], np.cumsum(rows)[:-1]]).astype(np.int64)
     distributions = [Distribution[table.start.distribution.upper()] for table in own]
@@ -114,4 +127,5 @@ def _make_arena(tables: Sequence[Table], dim: int, optimizer: Optimizer) -> Aren
         np.array(distributions, np.int64),
         np.array([(table.start.a, table.start.b) for table in own], np.float32),
     )
-    return Arena(dim, optimizer.record_words(dim), ids, first_rows, int(rows.sum()), init)
+    words = optimizer.record_words(dim)
+    return Arena(dim, optimizer, words, ids, first_rows, int(rows.sum()), init)

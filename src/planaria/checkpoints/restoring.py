@@ -130,17 +130,23 @@ def _check(
     place: int,
     out: Sequence[Records],
 ) -> None:
-    saved, wanted = (
-        [(a.dim, a.words, a.rows, a.table_ids.tolist(), a.first_rows.tolist()) for a in some]
-        for some in (checkpoint.arenas, arenas)
-    )
-    if saved != wanted:
-        tables = ", ".join(f"{t.name} {t.rows} x {t.dim}" for t in checkpoint.manifest.tables)
+    if list(map(_shape, checkpoint.arenas)) != list(map(_shape, arenas)):
+        manifest = checkpoint.manifest
+        tables = ", ".join(
+            f"{t.name} {t.rows} x {t.dim} ({(t.optimizer or manifest.optimizer).name})"
+            for t in manifest.tables
+        )
         raise CheckpointError(
-            f"step {checkpoint.step} was saved with {checkpoint.manifest.optimizer.name} and the "
-            f"tables {tables}, which are not those of this job; restore it with the same"
+            f"step {checkpoint.step} was saved with the tables {tables}, which are not those of "
+            "this job; restore it with the same"
         )
     require(len(out) == len(arenas), f"{len(arenas)} arenas are restored into {len(out)} arrays")
     for number, (arena, records) in enumerate(zip(arenas, out, strict=True)):
         shape = (layout.arena(arena.rows).records(place), arena.words)
         array(f"out[{number}]", records, np.uint32, 2, shape=shape, writable=True)
+
+
+def _shape(arena: Arena) -> tuple[object, ...]:
+    """What must be equal for the records of one arena to be those of another."""
+    tables = (arena.table_ids.tolist(), arena.first_rows.tolist(), arena.rows)
+    return arena.dim, arena.optimizer.name, arena.words, tables

@@ -11,7 +11,6 @@ from planaria.config import Config
 from planaria.errors import CheckpointError
 from planaria.formulas import partial_interval, young_interval
 from planaria.strategies import CHECKPOINT, CPR
-from planaria.tables import make_arenas
 
 PROBE_BYTES = 32_000_000
 
@@ -75,7 +74,7 @@ def expected_costs(config: Config) -> Costs:
     failures = config.failures
     if failures.save_s is not None and failures.load_s is not None:
         return Costs(failures.save_s, failures.load_s + failures.reschedule_s)
-    arenas = make_arenas(config.tables, config.optimizer_rule)
+    arenas = config.arenas
     size = sum(arena.rows * arena.words * 4 for arena in arenas)
     seconds = size / _bytes_per_s(config, min(size, PROBE_BYTES))
     save = seconds if failures.save_s is None else failures.save_s

@@ -18,7 +18,6 @@ from planaria.checkpoints.folders import LocalFolder, open_folder
 from planaria.cluster.facts import Facts, read_facts
 from planaria.config import Config
 from planaria.errors import CheckpointError, ConfigError
-from planaria.tables import make_arenas
 from planaria.trainer.dense import dlrm_layers
 
 TRAINER_BYTES = 250 << 20  # torch, loaded
@@ -83,7 +82,7 @@ def check(
 def memory_needed(config: Config) -> Memory:
     records = parity = history = 0
     touched = config.batch * config.model.tables  # distinct rows of a step, at most
-    for arena in make_arenas(config.tables, config.optimizer_rule):
+    for arena in config.arenas:
         layout = config.layout.arena(arena.rows)
         data = sum(layout.data_records(place) for place in config.layout.places)
         held = sum(layout.records(place) for place in config.layout.places)
@@ -221,7 +220,7 @@ def _home_problems(folder: Path | None) -> Iterator[str]:
 def checkpoint_bytes(config: Config) -> int:
     """Of a full one: all rows once, and the dense network. Weights may have fewer bits."""
     total = 4 * _dense_words(config) // 3
-    for arena in make_arenas(config.tables, config.optimizer_rule):
+    for arena in config.arenas:
         saved_bits = 32 * (arena.words - arena.dim) + config.checkpoint.bits * arena.dim
         total += arena.rows * (saved_bits // 8 + (8 if config.checkpoint.bits < RAW_BITS else 0))
     return total

@@ -51,7 +51,12 @@ POLL_S = 0.01
 
 
 def check_data(config: Config) -> None:
-    """Whether there is a first sample, before anything is started."""
+    """Whether the built-in model can be trained: its tables, and a first sample."""
+    if len(config.arenas) > 1:
+        raise ConfigError(
+            f"tables: the built-in model has tables of one dim and one optimizer, but these need "
+            f"{len(config.arenas)}; make them alike, or train a model of your own"
+        )
     if config.data.source == "criteo":
         assert config.data.path is not None
         with CriteoFile(config.data.path, config.model.table_rows) as file:

@@ -25,7 +25,6 @@ from planaria.server.job import ServerJob
 from planaria.server.machine import ServerMachine
 from planaria.server.priorities import RULES, Mfu, Priorities
 from planaria.server.store import Store
-from planaria.tables import make_arenas
 from planaria.wire.control import (
     Base,
     Ready,
@@ -79,15 +78,12 @@ class ServerNode(MemberNode):
         super().__init__(files, member, "server")
         config = self.config
         kernels.set_threads(config.threads.server)
-        optimizer = config.optimizer_rule
         self._progress = 0
         job = ServerJob(
-            make_arenas(config.tables, optimizer),
+            config.arenas,
             config.layout,
-            optimizer,
             config.seed,
             config.trainers,
-            config.lr,
             keepers(config.r, config.trainers),
             keep_steps=config.history.steps,
             retry_s=config.cluster.retry_ms / 1000,

@@ -18,7 +18,6 @@ from planaria.dense import DenseCopies, keepers
 from planaria.exactness import measure
 from planaria.kernels.types import Bytes
 from planaria.server.digest import Digest
-from planaria.tables import make_arenas
 from planaria.trainer.client import Client
 from planaria.trainer.machine import TrainerJob, TrainerMachine
 from planaria.wire.control import Ready, TrainerHolds, Waiting
@@ -64,7 +63,7 @@ class TrainerNode(MemberNode):
             dense.put(self.start, read_dense(config, self.start) if self.start else state)
         job = TrainerJob(
             config.servers,
-            [arena.dim for arena in make_arenas(config.tables, config.optimizer_rule)],
+            [arena.dim for arena in config.arenas],
             config.trainers,
             keepers(config.r, config.trainers),
             config.cluster.retry_ms / 1000,

@@ -15,12 +15,12 @@ from planaria.config.job import (
     DataConfig,
     HistoryConfig,
     ModelConfig,
-    OptimizerConfig,
     RebuildConfig,
     Reproducible,
     ScrubConfig,
     ThreadsConfig,
 )
+from planaria.config.optimizer import OptimizerConfig
 from planaria.config.protection import describe_protection
 
 __all__ = [

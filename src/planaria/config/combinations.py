@@ -86,10 +86,10 @@ def _every_trainer_has_samples(config: Config) -> str | None:
     return f"a sample for each trainer, {config.trainers} or more"
 
 
-@_rule("model.rows", "model.tables")
+@_rule("model.rows", "model.tables", "tables")
 def _every_table_has_rows(config: Config) -> str | None:
     model = config.model
-    if len(model.table_rows) == model.tables:
+    if config.declared_tables is not None or len(model.table_rows) == model.tables:
         return None
     return f"one number, or {model.tables}, as many as model.tables says"
 
@@ -108,7 +108,7 @@ def _criteo_has_a_path(config: Config) -> str | None:
     return "the path of Criteo's file"
 
 
-@_rule("model.tables", "data.source")
+@_rule("model.tables", "data.source", "tables")
 def _criteo_has_its_tables(config: Config) -> str | None:
     if config.data.source != "criteo" or config.model.tables == CRITEO_TABLES:
         return None

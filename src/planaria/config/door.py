@@ -11,15 +11,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from typing import Any, get_type_hints
 
-from planaria.config.kinds import Kind, Wrong, shown
+from planaria.config.kinds import Kind, Wrong, WrongInside, shown
 from planaria.errors import ConfigError
 
 
 class Door:
-    """The keys of a configuration: `kinds` by path, `sections` by name."""
+    """The keys of a configuration: `kinds` by path, `sections` by name.
 
-    def __init__(self, root: type) -> None:
+    keys: of fields of the root that are called otherwise.
+    """
+
+    def __init__(self, root: type, keys: Mapping[str, str]) -> None:
         hints = get_type_hints(root, include_extras=True)
+        hints = {keys.get(name, name): hint for name, hint in hints.items()}
         self.sections: dict[str, Any] = {n: hint for n, hint in hints.items() if is_dataclass(hint)}
         self.kinds: dict[str, Kind] = {
             name: hint.__metadata__[0] for name, hint in hints.items() if name not in self.sections
@@ -95,6 +99,9 @@ class Reading:
             kind = self.door.kinds[path]
             try:
                 read[section][name] = kind.read(found)
+            except WrongInside as wrong:
+                for at, problem in wrong.problems:
+                    self.refuse(f"{path}.{at}: {problem}", [path])
             except Wrong as wrong:
                 self.refuse(f"{path}: expected {kind.expected}, got {shown(found)}{wrong}", [path])
         return read

@@ -7,7 +7,7 @@ import ipaddress
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -16,9 +16,9 @@ from planaria.checkpoints.encodings import BITS, RAW_BITS
 from planaria.checkpoints.policy import POLICIES, Policy
 from planaria.codes import MAX_K, MAX_R
 from planaria.config.combinations import wrong_combinations
+from planaria.config.declared import MAX_TABLES, TABLES
 from planaria.config.door import Door, Reading
 from planaria.config.kinds import (
-    FRACTION,
     NOT_NEGATIVE,
     POSITIVE,
     auto_or,
@@ -28,23 +28,22 @@ from planaria.config.kinds import (
     one_or_several,
     or_null,
     several,
+    shown,
     text,
     whole,
 )
+from planaria.config.optimizer import MAX_STEPS, OptimizerConfig
 from planaria.config.text import read_file, read_override
 from planaria.errors import ConfigError
 from planaria.layout import Layout
-from planaria.optimizers import NAMES as OPTIMIZERS
 from planaria.optimizers import Optimizer
 from planaria.strategies import STRATEGIES, Strategy
-from planaria.tables import MAX_ROWS, Table
+from planaria.tables import MAX_ROWS, Arena, Table, make_arenas
 
 MAX_PROCESSES = 1024  # of one role
-MAX_STEPS = 10**9
 MAX_BATCH = 2**24
-MAX_TABLES = 4096  # the model multiplies each with each
 MAX_WIDTH = 2**16
-DEFAULT_EPS = {"adam": 1e-8}  # as torch's; the others' is 1e-10
+KEYS = {"declared_tables": "tables"}  # where a field cannot be called like its key
 
 Reproducible = Literal["same", "portable", "off"]
 REPRODUCIBLE: tuple[Reproducible, ...] = get_args(Reproducible)
@@ -52,20 +51,6 @@ REPRODUCIBLE: tuple[Reproducible, ...] = get_args(Reproducible)
 MILLISECONDS = whole(1, 86_400_000)
 ROWS = one_or_several(whole(1, MAX_ROWS), MAX_TABLES)
 HIDDEN_LAYERS = several(whole(1, MAX_WIDTH), 0, 16)
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    name: Annotated[str, choice(*OPTIMIZERS)] = "adagrad"
-    lr: Annotated[float, POSITIVE] = 0.02
-    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.0
-    eps: Annotated[float | None, or_null(POSITIVE)] = None
-    momentum: Annotated[float, FRACTION] = 0.9
-    beta1: Annotated[float, FRACTION] = 0.9
-    beta2: Annotated[float, FRACTION] = 0.999
-    initial_accumulator: Annotated[float, NOT_NEGATIVE] = 0.0
-    schedule: Annotated[str, choice("constant", "linear", "inverse_sqrt")] = "constant"
-    warmup_steps: Annotated[int, whole(0, MAX_STEPS)] = 0
 
 
 @dataclass(frozen=True)
@@ -182,6 +167,7 @@ class Config:
     batch: Annotated[int, whole(1, MAX_BATCH)] = 256
     seed: Annotated[int, whole(0, 2**64 - 1)] = 0
     reproducible: Annotated[Reproducible, choice(*REPRODUCIBLE)] = "same"
+    declared_tables: Annotated[tuple[Table, ...] | None, or_null(TABLES)] = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -234,7 +220,8 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Every key, in sections, as JSON and YAML have them."""
-        as_json: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        values = {KEYS.get(name, name): value for name, value in asdict(self).items()}
+        as_json: dict[str, Any] = json.loads(json.dumps(values))
         return as_json
 
     def fingerprint(self) -> str:
@@ -279,41 +266,44 @@ class Config:
 
     @property
     def optimizer_rule(self) -> Optimizer:
-        chosen = self.optimizer
-        return Optimizer(
-            name=chosen.name,
-            lr=chosen.lr,
-            weight_decay=chosen.weight_decay,
-            eps=DEFAULT_EPS.get(chosen.name, 1e-10) if chosen.eps is None else chosen.eps,
-            momentum=chosen.momentum,
-            beta1=chosen.beta1,
-            beta2=chosen.beta2,
-            initial_accumulator=chosen.initial_accumulator,
-        )
+        """Of the tables that have none of their own, and of the dense network."""
+        return self.optimizer.rule
 
     @property
     def tables(self) -> list[Table]:
+        """As declared, or else as `model` says."""
+        if self.declared_tables is not None:
+            return list(self.declared_tables)
         rows = enumerate(self.model.table_rows)
         return [Table(f"table{number}", count, self.model.dim) for number, count in rows]
 
-    def lr(self, step: int) -> float:
-        """The learning rate of a step; steps count from 1.
+    @cached_property
+    def arenas(self) -> list[Arena]:
+        return make_arenas(self.tables, self.optimizer_rule)
+
+    def lrs(self, step: int) -> list[float]:
+        """The learning rates of a step, one per arena: each optimizer's own on one schedule."""
+        return [self.lr(step, arena.optimizer.lr) for arena in self.arenas]
+
+    def lr(self, step: int, highest: float | None = None) -> float:
+        """The learning rate of a step; steps count from 1. highest: instead of optimizer.lr.
 
         It rises for `warmup_steps` steps to optimizer.lr. Then `linear` falls to 0 at the last
         step, and `inverse_sqrt` with the square root of the step. Products, quotients and square
         roots of doubles: the same bits on every machine.
         """
         chosen, warmup = self.optimizer, self.optimizer.warmup_steps
+        lr = chosen.lr if highest is None else highest
         if step < warmup:
-            return chosen.lr * (step / warmup)
+            return lr * (step / warmup)
         if chosen.schedule == "linear":
-            return chosen.lr * (max(self.steps - step, 0) / (self.steps - warmup))
+            return lr * (max(self.steps - step, 0) / (self.steps - warmup))
         if chosen.schedule == "inverse_sqrt":
-            return chosen.lr * math.sqrt(max(warmup, 1) / step)
-        return chosen.lr
+            return lr * math.sqrt(max(warmup, 1) / step)
+        return lr
 
 
-_DOOR = Door(Config)
+_DOOR = Door(Config, KEYS)
 KINDS = _DOOR.kinds
 """What each key takes, by its path."""
 
@@ -322,9 +312,30 @@ def _build(reading: Reading) -> Config:
     """With defaults for what is wrong; the caller asks `reading` whether anything was."""
     values = reading.values()
     sections = {name: section(**values[name]) for name, section in _DOOR.sections.items()}
-    config = Config(**values[""], **sections)
+    own = {name: values[""].pop(key) for name, key in KEYS.items() if key in values[""]}
+    config = Config(**values[""], **own, **sections)
+    if config.declared_tables is not None:
+        config = _with_fitting_model(config, reading)
     reading.problems += wrong_combinations(config, reading.unsure)
     return config
+
+
+def _with_fitting_model(config: Config, reading: Reading) -> Config:
+    """What `model` says of tables is what the declared ones are, so that nobody has to choose."""
+    model, tables = config.model, config.tables
+    said: dict[str, Any] = {"tables": len(tables), "rows": tuple(t.rows for t in tables)}
+    if len({table.dim for table in tables}) == 1:
+        said["dim"] = tables[0].dim
+    given: dict[str, Any] = {"tables": model.tables, "rows": model.rows, "dim": model.dim}
+    if isinstance(model.rows, int):
+        given["rows"] = (model.rows,) * len(tables)
+    for name, value in said.items():
+        path, is_default = f"model.{name}", getattr(model, name) == getattr(ModelConfig(), name)
+        if not is_default and given[name] != value and path not in reading.unsure:
+            wanted, found = (list(v) if isinstance(v, tuple) else v for v in (value, given[name]))
+            problem = f"{path}: expected {shown(wanted)}, as tables says, got {shown(found)}"
+            reading.refuse(f"{problem}; leave it out", [path])
+    return replace(config, model=replace(model, **said))
 
 
 def _missing_data(config: Config, unsure: Collection[str]) -> list[str]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
+
+from planaria.errors import ArgumentError
+
+Make = Callable[..., Any]
+Key = TypeVar("Key", int, str)
 
 # YAML 1.1 takes 1e-3 for a string, because it lacks a point.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -16,6 +23,14 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 class Wrong(Exception):
     """The value is not of this kind; the text, if any, follows the value in the message."""
+
+
+class WrongInside(Wrong):
+    """Something in the value is wrong; problems: its path in the value, and what is wrong."""
+
+    def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
+        super().__init__("")
+        self.problems = problems
 
 
 @dataclass(frozen=True)
@@ -95,9 +110,60 @@ def several(one: Kind, least: int, most: int) -> Kind:
     def read(value: object) -> tuple[object, ...]:
         if not isinstance(value, list | tuple) or not least <= len(value) <= most:
             raise Wrong
-        return tuple(one.read(item) for item in value)
+        return tuple(_read_each(enumerate(value), lambda _: one).values())
 
     return Kind(f"a list of {least} to {most} values, each {one.expected}", read)
+
+
+def mapping(kinds: Mapping[str, Kind], needed: Collection[str], make: Make) -> Kind:
+    """Keys with values of these kinds, as what `make` makes of them."""
+
+    def read(value: object) -> object:
+        if not isinstance(value, Mapping):
+            raise Wrong
+        problems = [_about_unknown(key, kinds) for key in value if key not in kinds]
+        problems += [(key, f"expected {kinds[key].expected}, got nothing") for key in kinds
+                     if key in needed and key not in value]  # fmt: skip
+        known = [(key, value[key]) for key in kinds if key in value]
+        try:
+            found = _read_each(known, kinds.__getitem__, told=True)
+        except WrongInside as wrong:
+            problems += wrong.problems
+        if problems:
+            raise WrongInside(problems)
+        try:
+            return make(**found)
+        except ArgumentError as error:  # of values that do not fit together
+            raise WrongInside([("", str(error))]) from None
+
+    return Kind(f"keys with values, of {', '.join(kinds)}", read)
+
+
+def _about_unknown(key: object, kinds: Mapping[str, Kind]) -> tuple[str, str]:
+    near = difflib.get_close_matches(str(key), kinds, n=1)
+    advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(kinds)}"
+    return str(key)[:80], f"unknown key; {advice}"
+
+
+def _read_each(
+    items: Iterable[tuple[Key, object]], kind_of: Callable[[Key], Kind], told: bool = False
+) -> dict[Key, object]:
+    """told: a value that is wrong is told by its path; else all of it is wrong."""
+    found: dict[Key, object] = {}
+    problems: list[tuple[str, str]] = []
+    for key, value in items:
+        kind = kind_of(key)
+        try:
+            found[key] = kind.read(value)
+        except WrongInside as wrong:
+            problems += [(f"{key}.{at}".rstrip("."), problem) for at, problem in wrong.problems]
+        except Wrong as wrong:
+            if not told:
+                raise
+            problems.append((str(key), f"expected {kind.expected}, got {shown(value)}{wrong}"))
+    if problems:
+        raise WrongInside(problems)
+    return found
 
 
 def one_or_several(one: Kind, most: int) -> Kind:

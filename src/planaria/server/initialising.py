@@ -15,19 +15,16 @@ import numpy as np
 from planaria import kernels
 from planaria.codes import COEFFICIENTS
 from planaria.kernels.types import Bytes, Records
-from planaria.optimizers import Optimizer
 from planaria.server.arena import ArenaStore
 
 PIECE_BYTES = 2**25  # enough to keep many cores busy, a fraction of a second for one
 
 
-def initialise(
-    store: ArenaStore, optimizer: Optimizer, seed: int, on_progress: Callable[[], None]
-) -> None:
+def initialise(store: ArenaStore, seed: int, on_progress: Callable[[], None]) -> None:
     """Fills an arena whose parity records are zero; its bits do not depend on the threads."""
     layout = store.layout.layout
     own = layout.regions(store.place)
-    state = optimizer.initial_state(store.arena.dim)
+    state = store.arena.optimizer.initial_state(store.arena.dim)
     piece = min(max(PIECE_BYTES // (4 * store.arena.words), 1), store.layout.slots)
 
     def initial(group: int, position: int, chunk: slice, out: Records) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planaria.layout import Layout
-from planaria.optimizers import Optimizer
 from planaria.tables import Arena
 
 
@@ -18,10 +17,8 @@ def nothing() -> None:
 class ServerJob:
     arenas: Sequence[Arena]
     layout: Layout
-    optimizer: Optimizer
     seed: int
     trainers: int
-    lr: Callable[[int], float]  # the learning rate of a step
     keepers: int = 0  # servers that keep the dense state, those of the first places
     keep_steps: int = 2
     retry_s: float = 1.0

@@ -117,7 +117,6 @@ class ServerMachine(Machine):
             job.arenas,
             job.layout,
             place,
-            job.optimizer,
             seed=job.seed,
             keep_steps=job.keep_steps,
             blank_at=blank_at,
@@ -223,7 +222,19 @@ class ServerMachine(Machine):
             zip(message.indices, message.gradients, strict=True)
         ):
             store.check_push(arena, index, gradients)
+        self._check_lrs(message)
         self.pushes.setdefault(message.step, {})[message.rank] = message
+
+    def _check_lrs(self, push: Push) -> None:
+        """All ranks compute the same ones; a job in which they differ must not go on."""
+        assert self.store
+        self.store.rules(push.lrs)
+        for rank, other in self.pushes.get(push.step, {}).items():
+            if other.lrs != push.lrs:
+                raise StepError(
+                    f"rank {push.rank} has the learning rates {push.lrs} in step {push.step}, but "
+                    f"rank {rank} has {other.lrs}; make every rank's the same function of the step"
+                )
 
     def _on_ask(self, sender: Member, ask: Ask) -> None:
         """What is here need not come again, however long it takes to make something of it."""
@@ -402,7 +413,7 @@ class ServerMachine(Machine):
             [(push.indices[arena], push.gradients[arena]) for push in in_rank_order]
             for arena in range(len(self.store.arenas))
         ]
-        self.store.apply(step, contributions, self.job.lr(step))
+        self.store.apply(step, contributions, pushes[0].lrs)
         if self.on_applied is not None:
             self.on_applied(in_rank_order)
         del self.pushes[step]

@@ -18,9 +18,8 @@ from planaria import kernels
 from planaria.codes import COEFFICIENTS
 from planaria.errors import RowError, StepError, StoreError
 from planaria.kernels.checks import array
-from planaria.kernels.types import NO_ROW, Bytes, Floats, Index, Records
+from planaria.kernels.types import NO_ROW, Bytes, Floats, Index, OptimizerRule, Records
 from planaria.layout import Layout
-from planaria.optimizers import Optimizer
 from planaria.server.arena import CHUNK_RECORDS, ArenaStore
 from planaria.server.changed import ChangedRows
 from planaria.server.digest import Digest
@@ -61,7 +60,6 @@ class Store:
         arenas: Sequence[Arena],
         layout: Layout,
         place: int,
-        optimizer: Optimizer,
         *,
         seed: int = 0,
         keep_steps: int = 2,
@@ -79,15 +77,8 @@ class Store:
             raise StoreError(f"keep_steps must be at least 1, not {keep_steps}")
         if blank_at is not None and blank_at < 0:
             raise StoreError(f"a replacement cannot start at step {blank_at}")
-        for arena in arenas:
-            if arena.words != optimizer.record_words(arena.dim):
-                raise StoreError(
-                    f"records of {arena.words} words with {arena.dim} weights were not made for "
-                    f"{optimizer.name}; give make_arenas and the store the same optimizer"
-                )
         self.layout = layout
         self.place = place
-        self.optimizer = optimizer
         self.seed = seed
         step = 0 if blank_at is None else blank_at
         self.first_step = step  # nothing before it was ever here
@@ -119,7 +110,7 @@ class Store:
         on_progress: called after each piece of bounded size, for this may take minutes.
         """
         for store in self.arenas:
-            initialise(store, self.optimizer, self.seed, on_progress)
+            initialise(store, self.seed, on_progress)
         self.set_all_valid()
 
     # ------------------------------------------------------------------ reading
@@ -215,11 +206,15 @@ class Store:
     # ------------------------------------------------------------------ a step
 
     def apply(
-        self, step: int, contributions: Sequence[Contributions], lr: float | None = None
+        self,
+        step: int,
+        contributions: Sequence[Contributions],
+        lrs: Sequence[float] | None = None,
     ) -> list[Change]:
         """Takes one optimizer step on data records and says what changed, arena by arena.
 
         contributions: one entry per arena. Nothing changes if any of them is refused.
+        lrs: the learning rates of this step, one per arena; without, those of the optimizers.
         """
         self.own.check_next(step)
         contributions = [list(ranks) for ranks in contributions]
@@ -230,12 +225,12 @@ class Store:
         for store, ranks in zip(self.arenas, contributions, strict=True):
             for index, _ in ranks:
                 store.require_valid(index)
-        rule = self.optimizer.rule(lr)
+        rules = self.rules(lrs)
 
         def take_step() -> list[Change]:
             changes: list[Change] = []
             try:
-                for store, ranks in zip(self.arenas, contributions, strict=True):
+                for store, rule, ranks in zip(self.arenas, rules, contributions, strict=True):
                     applied = kernels.apply(
                         rule, store.records, store.data_records, store.arena.dim, ranks
                     )
@@ -252,6 +247,18 @@ class Store:
         if self.changed:
             self.changed.note(changes)
         return changes
+
+    def rules(self, lrs: Sequence[float] | None = None) -> list[OptimizerRule]:
+        """The numbers of one step, arena by arena; raises if these are no learning rates."""
+        optimizers = [store.arena.optimizer for store in self.arenas]
+        if lrs is None:
+            return [optimizer.rule() for optimizer in optimizers]
+        if len(lrs) != len(optimizers):
+            raise StoreError(
+                f"{len(lrs)} learning rates came with a step; this job has {len(optimizers)} "
+                "arenas, and each takes one"
+            )
+        return [optimizer.rule(lr) for optimizer, lr in zip(optimizers, lrs, strict=True)]
 
     @property
     def snapshot(self) -> Snapshot | None:

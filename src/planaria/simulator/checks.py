@@ -140,7 +140,7 @@ class Oracle:
 
 def _rebuilt(place: int, stores: Sequence[Store | None], job: ToyJob) -> Store:
     """What a replacement would rebuild for a server that died when everybody was done."""
-    store = Store(job.arenas, job.layout, place, job.optimizer, blank_at=job.steps)
+    store = Store(job.arenas, job.layout, place, blank_at=job.steps)
     absent = [other for other, there in enumerate(stores) if there is None]
     for number, arena in enumerate(store.arenas):
         index = np.arange(len(arena.records))

@@ -108,7 +108,8 @@ class Driver:
         if step > self.world.job.steps:
             self.trainer.finish()
         else:
-            self.trainer.give_gradients(step, batch.ids, batch.pushes, batch.dense_gradient)
+            lrs = self.world.job.lrs(step)
+            self.trainer.give_gradients(step, batch.ids, batch.pushes, lrs, batch.dense_gradient)
 
     def _updated(self, step: int, total: Floats) -> None:
         before = self.trainer.dense.as_of(step - 1)

@@ -28,6 +28,10 @@ from planaria.trainer.machine import TrainerJob
 GOLDEN = 0x9E3779B97F4A7C15
 
 
+ToyTable = tuple[int, int] | tuple[int, int, Optimizer]
+"""Rows, dim, and the optimizer if it is not the job's."""
+
+
 @dataclass(frozen=True)
 class ToyJob:
     servers: int = 4
@@ -35,7 +39,7 @@ class ToyJob:
     r: int = 1
     trainers: int = 2
     steps: int = 5
-    tables: tuple[tuple[int, int], ...] = ((24, 2),)  # rows, dim; each dim is an arena
+    tables: tuple[ToyTable, ...] = ((24, 2),)  # each dim and each optimizer is an arena
     rebuild_chunk: int = 5  # 1: ranges, since a region has so many records
     ids: int = 4  # per trainer and step, in all tables
     seed: int = 1
@@ -50,6 +54,9 @@ class ToyJob:
     def lr(self, step: int) -> float:
         return 0.1 / step
 
+    def lrs(self, step: int) -> list[float]:
+        return [arena.optimizer.lr / step for arena in self.arenas]
+
     @property
     def layout(self) -> Layout:
         return _layout(self.servers, self.k, self.r)
@@ -62,10 +69,8 @@ class ToyJob:
         return ServerJob(
             self.arenas,
             self.layout,
-            self.optimizer,
             self.seed,
             self.trainers,
-            self.lr,
             self.keepers,
             keep_steps=self.keep_steps,
             retry_s=retry_s,
@@ -133,8 +138,11 @@ def _layout(servers: int, k: int, r: int) -> Layout:
 
 
 @lru_cache
-def _arenas(tables: tuple[tuple[int, int], ...], optimizer: Optimizer) -> list[Arena]:
-    named = [Table(f"table {number}", *table) for number, table in enumerate(tables)]
+def _arenas(tables: tuple[ToyTable, ...], optimizer: Optimizer) -> list[Arena]:
+    named = [
+        Table(f"table {number}", rows, dim, optimizer=own[0] if own else None)
+        for number, (rows, dim, *own) in enumerate(tables)
+    ]
     return make_arenas(named, optimizer)
 
 
@@ -202,7 +210,7 @@ class Reference:
 def reference(job: ToyJob) -> Reference:
     """The run of a job on one store, without machines, messages or faults."""
     alone = _layout(1, 1, 0)
-    store = Store(job.arenas, alone, 0, job.optimizer, seed=job.seed)
+    store = Store(job.arenas, alone, 0, seed=job.seed)
     dense = np.arange(5, dtype=np.float32)
     batches: dict[tuple[int, int], Batch] = {}
     for step in range(1, job.steps + 2):  # the last one only looks
@@ -224,7 +232,7 @@ def reference(job: ToyJob) -> Reference:
             dense_gradients.append(own)
         if step > job.steps:
             break
-        store.apply(step, list(zip(*contributions, strict=True)), job.lr(step))
+        store.apply(step, list(zip(*contributions, strict=True)), job.lrs(step))
         dense = next_dense(dense, sum_in_rank_order(dense_gradients), job.lr(step))
     return Reference(job, batches, store.digest(), dense.tobytes())
 
@@ -232,16 +240,13 @@ def reference(job: ToyJob) -> Reference:
 @lru_cache(maxsize=512)
 def checkpoint(job: ToyJob) -> list[list[Records]]:
     """Per place and arena: the records, parity too, after the step that the job starts from."""
-    stores = [
-        Store(job.arenas, job.layout, place, job.optimizer, seed=job.seed)
-        for place in range(job.servers)
-    ]
+    stores = [Store(job.arenas, job.layout, place, seed=job.seed) for place in range(job.servers)]
     batches = reference(job).batches
     for step in range(1, job.restored_at + 1):
         ranks = [batches[step, rank] for rank in range(job.trainers)]
         for place, store in enumerate(stores):
             pushes = [zip(b.ids[place], b.pushes[place], strict=True) for b in ranks]
-            changes = store.apply(step, list(zip(*pushes, strict=True)), job.lr(step))
+            changes = store.apply(step, list(zip(*pushes, strict=True)), job.lrs(step))
             for holder, deltas in store.parity_deltas(changes).items():
                 stores[holder].apply_parity(place, step, deltas)
     return [[arena.records for arena in store.arenas] for store in stores]

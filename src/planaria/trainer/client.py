@@ -9,7 +9,7 @@ when that is there. Every wait ends: with the job, at the latest.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
@@ -68,11 +68,16 @@ class Client:
         return self._wait_for(lambda: self.machine.rows(step, part))
 
     def push(
-        self, step: int, rows: RowsByPlace, gradients: GradientsByPlace, dense: Floats
+        self,
+        step: int,
+        rows: RowsByPlace,
+        gradients: GradientsByPlace,
+        lrs: Sequence[float],
+        dense: Floats,
     ) -> None:
         """The gradients of a step. All arrays are the machine's from now on."""
         with self._calling():
-            self.machine.give_gradients(step, rows, gradients, dense)
+            self.machine.give_gradients(step, rows, gradients, lrs, dense)
 
     def sum(self, step: int) -> Floats:
         """The dense gradient, summed over all trainers in rank order. Read it only."""

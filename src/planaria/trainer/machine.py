@@ -68,6 +68,7 @@ class Gradients:
 
     rows: RowsByPlace
     gradients: GradientsByPlace
+    lrs: Sequence[float]  # of the arenas
 
 
 class TrainerMachine(Machine):
@@ -117,18 +118,25 @@ class TrainerMachine(Machine):
     def rows(self, step: int, part: int) -> dict[int, list[Floats]] | None:
         """Per place, what was asked for, once; None while something is missing."""
         answers = self.answers.get((step, part), {})
-        if step != self.step or self.frozen() or len(answers) < self.job.servers:
+        if not self.step <= step <= self.step + 1 or self.frozen():
+            return None
+        if len(answers) < self.job.servers:
             return None
         del self.asked[step, part], self.answers[step, part]
         return {place: answers[place].weights for place in range(self.job.servers)}
 
     def give_gradients(
-        self, step: int, rows: RowsByPlace, gradients: GradientsByPlace, dense: Floats
+        self,
+        step: int,
+        rows: RowsByPlace,
+        gradients: GradientsByPlace,
+        lrs: Sequence[float],
+        dense: Floats,
     ) -> None:
-        """What the driver computed for the current step."""
+        """What the driver computed for the current step; lrs: of each arena, in this step."""
         if step != self.step or step in self.pushes:
             raise StepError(f"gradients of step {step} came, but step {self.step} is due")
-        self.pushes[step] = Gradients(rows, gradients)
+        self.pushes[step] = Gradients(rows, gradients, lrs)
         for old in [other for other in self.pushes if other <= step - KEEP]:
             del self.pushes[old]
         self.reduction.give(step, dense)
@@ -339,6 +347,7 @@ class TrainerMachine(Machine):
                 step=step,
                 indices=list(pushed.rows[place]),
                 gradients=list(pushed.gradients[place]),
+                lrs=list(pushed.lrs),
             )
             self.send(self.install.servers[place], push)
 

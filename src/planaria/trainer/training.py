@@ -20,7 +20,6 @@ from planaria.data import Batch, CriteoFile, Source, Synthetic, sample_range
 from planaria.data.metrics import RecentQuality
 from planaria.kernels import Parts
 from planaria.kernels.types import Floats, Index
-from planaria.tables import make_arenas
 from planaria.trainer.client import Client
 from planaria.trainer.dense import DenseState
 from planaria.trainer.dlrm import DLRM
@@ -80,7 +79,7 @@ class Training:
             initial=self.model.initial_weights(config.seed),
         )
         self.model.bind(self.dense.weights)
-        self.arena = make_arenas(config.tables, config.optimizer_rule)[0]
+        self.arena = config.arenas[0]
         self.router = Router(config.layout.arena(self.arena.rows))
         self.losses: list[float] = []
         self.recent = RecentQuality(QUALITY_SAMPLES)
@@ -150,7 +149,7 @@ class Training:
         )
         in_order = kernels.gather(summed.view(np.uint32), prepared.parts.order).view(np.float32)
         pushes = {place: [in_order[run]] for place, run in enumerate(prepared.runs)}
-        client.push(step, prepared.rows, pushes, gradients.dense)
+        client.push(step, prepared.rows, pushes, config.lrs(step), gradients.dense)
         self._report(step, gradients.loss_sum, prepared, gradients.logits)
         self.dense.apply(step, client.sum(step), config.lr(step))
         client.end_step(step, self.dense.export().view(np.uint8))

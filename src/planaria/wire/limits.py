@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from planaria.config import Config
-from planaria.tables import Arena, make_arenas
+from planaria.tables import Arena
 from planaria.wire.messages import (
     Answer,
     Delta,
@@ -56,7 +56,7 @@ class Limits:
     @classmethod
     def of_job(cls, config: Config, dense_parameters: int) -> Limits:
         """What the processes of a job may say to each other."""
-        arenas = make_arenas(config.tables, config.optimizer_rule)
+        arenas = config.arenas
         exact: dict[type[Any], int] = dict.fromkeys(
             (Lookup, Answer, Push, Delta, MateRequest, MateReply), 0
         )
@@ -69,7 +69,7 @@ class Limits:
         arrays = {kind: max(GENEROSITY * n, SMALLEST_ARRAYS) for kind, n in exact.items()}
         members = config.servers + config.spares + config.trainers
         return cls(
-            header=HEADER_BYTES + members * NAMED_BYTES + 64 * len(arenas),
+            header=HEADER_BYTES + members * NAMED_BYTES + 96 * len(arenas),
             arrays=arrays,
             other=max(arrays.values()),  # what nobody listed takes no larger buffer than the rest
             frames=64 + GENEROSITY * 2 * len(arenas),

@@ -81,6 +81,7 @@ class Push(Message):
     step: int
     indices: list[Index]  # per arena
     gradients: list[Floats]  # per arena: float32[n, dim]
+    lrs: list[float]  # per arena: the learning rates of the step, equal for all ranks
 
 
 class Ask(Message):
