@@ -23,9 +23,10 @@ import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from enum import IntEnum
+from functools import lru_cache
 from hashlib import blake2b
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -36,6 +37,8 @@ from planaria.errors import StateError
 
 State: TypeAlias = NDArray[np.uint8]
 Node: TypeAlias = Any
+Piece: TypeAlias = tuple[int, int, torch.Tensor]
+"""Bytes of the body: start, size, and a tensor of any layout in memory, on any device."""
 
 MAGIC = b"PLK\x01"
 PREFIX = struct.Struct("<4sIQQ")
@@ -75,14 +78,6 @@ class _Refused(Exception):
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.path: list[str] = []
-
-
-class Piece(NamedTuple):
-    """Bytes of the body."""
-
-    start: int  # from the body's start
-    size: int
-    source: torch.Tensor | NDArray[Any]  # contiguous or not, on any device
 
 
 # ------------------------------------------------------------------------------------ packing
@@ -130,45 +125,44 @@ def _flatten(value: object) -> tuple[Node, list[Piece], int]:
 
 
 def _fill(body: State, pieces: list[Piece]) -> None:
-    elsewhere = {piece.start: piece for piece in pieces if _is_elsewhere(piece.source)}
-    fetched = _fetch(list(elsewhere.values()))
+    fetched = _fetch([piece for piece in pieces if not piece[2].is_cpu])
     base = body.ctypes.data
     for start, size, source in pieces:
-        if start in elsewhere:
-            source = fetched[start]
-        if isinstance(source, np.ndarray):
-            body[start : start + size] = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
-        elif size:
-            source = source if _is_in_order(source) else _in_order(source)
+        if size:
+            source = fetched.get(start, source)
+            if not source.is_contiguous() or source.is_neg() or source.is_conj():
+                source = _in_order(source)
             # A view of each, to copy between views, would cost more than the copy.
             ctypes.memmove(base + start, source.data_ptr(), size)
         if gap := -size % ALIGNMENT_BYTES:
             ctypes.memset(base + start + size, 0, gap)
 
 
-def _is_elsewhere(source: torch.Tensor | NDArray[Any]) -> bool:
-    return not isinstance(source, np.ndarray) and not source.is_cpu
-
-
-def _is_in_order(tensor: torch.Tensor) -> bool:
-    return bool(tensor.is_contiguous()) and not tensor.is_neg() and not tensor.is_conj()
-
-
 def _in_order(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # contiguous() would leave a single element the stride that it has, and views of it fail.
+    values = tensor.detach().resolve_conj().resolve_neg()
+    return values.clone(memory_format=torch.contiguous_format)
 
 
 def _fetch(pieces: list[Piece]) -> dict[int, torch.Tensor]:
-    """What lies on other devices, by piece.start: one transfer per device, not one per tensor."""
+    """What lies on other devices, by its start: one transfer per device, not one per tensor."""
     by_device: dict[Any, list[Piece]] = {}
     for piece in pieces:
-        by_device.setdefault(piece.source.device, []).append(piece)
+        by_device.setdefault(piece[2].device, []).append(piece)
     found = {}
     for some in by_device.values():
-        flat = [_in_order(piece.source).reshape(-1).view(torch.uint8) for piece in some]
-        parts = torch.cat(flat).cpu().split([piece.size for piece in some])
-        found |= {piece.start: part for piece, part in zip(some, parts, strict=True)}
+        flat = [_in_order(source).reshape(-1).view(torch.uint8) for _, _, source in some]
+        parts = torch.cat(flat).cpu().split([size for _, size, _ in some])
+        found |= {start: part for (start, _, _), part in zip(some, parts, strict=True)}
     return found
+
+
+@lru_cache(4096)
+def _tensor_node(dtype: torch.dtype, shape: torch.Size) -> tuple[Node, int]:
+    """(its node, its bytes). Most tensors of a state are like those of the step before."""
+    if dtype not in DTYPE_NAMES:
+        raise _Refused(f"a tensor of {dtype}, which has no plain bytes; keep another dtype")
+    return [TENSOR, DTYPE_NAMES[dtype], list(shape)], prod(shape) * dtype.itemsize
 
 
 class _Packer:
@@ -234,22 +228,24 @@ class _Packer:
         return found
 
     def tensor(self, value: torch.Tensor) -> Node:
-        dtype = DTYPE_NAMES.get(value.dtype)
-        if dtype is None or value.layout is not torch.strided or value.is_meta:
+        node, size = _tensor_node(value.dtype, value.shape)
+        if value.layout is not torch.strided or value.is_meta:
             raise _Refused(
-                f"a tensor ({value.dtype}, {value.layout}, on {value.device}) without plain bytes; "
-                "keep a dense one, and do not keep quantised ones or those on the meta device"
+                f"a tensor without plain bytes ({value.layout}, on {value.device}); "
+                "keep a dense one on a real device"
             )
-        size = value.nbytes
-        if size and value.is_cpu and not value.data_ptr():
+        self.pieces.append((self.end, size, value))
+        self.end += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        if not value.is_cpu:
+            return [*node, value.device.type]
+        if size and not value.data_ptr():
             raise _Refused("a tensor whose memory was released; keep it while it has some")
-        self._add(size, value)
-        node = [TENSOR, dtype, list(value.shape)]
-        return node if value.is_cpu else [*node, value.device.type]
+        return node
 
     def array(self, value: NDArray[Any]) -> Node:
         self._check_dtype(value.dtype)
-        self._add(value.nbytes, value)
+        content = np.frombuffer(value.tobytes(), np.uint8).copy()
+        self.tensor(torch.from_numpy(content))
         return [Tag.ARRAY, value.dtype.str, list(value.shape)]
 
     def scalar(self, value: np.generic) -> Node:
@@ -265,10 +261,6 @@ class _Packer:
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:
         if dtype.kind not in ARRAY_KINDS or dtype.char in "gG":
             raise _Refused(f"of NumPy's {dtype}; keep numbers of at most 64 bits per part")
-
-    def _add(self, size: int, source: torch.Tensor | NDArray[Any]) -> None:
-        self.pieces.append(Piece(self.end, size, source))
-        self.end += _aligned(size)
 
 
 _PACKING: dict[type, Callable[[_Packer, Any], Node]] = {

@@ -37,6 +37,7 @@ class Keeper:
                         "have state_dict() and load_state_dict(), as modules and optimizers do"
                     )
         self._objects: dict[str, Any] = dict(objects)
+        self.freeze()  # so that what cannot be kept is refused now, not after the first step
         self._fingerprint = fingerprint(self._states())
 
     def fingerprint(self) -> str:
@@ -65,13 +66,13 @@ class Keeper:
                 f"a state of {there or 'nothing'} does not fit "
                 f"{', '.join(self._objects) or 'nothing'}; keep the same objects everywhere"
             )
-        before = self._states() and pack(self._states())
+        before = self.freeze()
         try:
             self._load(states)
             self._check_equal(state)
         except StateError:
             with suppress(StateError):
-                self._load(unpack(before) if len(before) else {})
+                self._load(unpack(before))
             raise
 
     def _states(self) -> dict[str, Any]:
