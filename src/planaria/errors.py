@@ -12,6 +12,7 @@
     │   ├── DamagedCheckpoint  it is torn, was tampered with, or lacks a file
     │   ├── LeaseHeld      another job uses the folder
     │   └── LeaseLost      another job has taken the folder over
+    ├── StateError         what a trainer keeps is no bytes, or bytes are not what it keeps
     ├── WireError          a message is not of this protocol or not of this job
     ├── ClusterError       processes could not be started, or the job cannot go on
     │   ├── LossError      more was lost than the parity can bear
@@ -96,6 +97,10 @@ class InvalidRecord(StoreError):
     def __init__(self, message: str, indices: list[int]) -> None:
         super().__init__(message)
         self.indices = indices
+
+
+class StateError(PlanariaError, ValueError):
+    """What a trainer keeps cannot be turned into bytes, or bytes do not fit what it keeps."""
 
 
 class WireError(PlanariaError):
