@@ -1,6 +1,6 @@
 """The loop of a trainer in a schedule: what a user's thread does, one thing after the other.
 
-It asks for the rows of a step, some steps in two parts, and looks one step ahead; it computes, waits
+It asks for the rows of a step, of some in two parts, and looks one step ahead; it computes, waits
 for the summed dense gradient, makes the next dense state of it, and in the end finishes. Computing
 takes time, in which views may change as often as they like.
 """

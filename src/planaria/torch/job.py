@@ -1,0 +1,400 @@
+"""A user's loop as a trainer: `connect`, then a loop over `Job.batches`.
+
+    job = planaria.torch.connect()
+    job.keep(model=model, optimizer=optimizer)
+    for batch in job.batches(dataset, batch_size=128):
+        ...forward, backward, optimizer.step()...
+
+The user's thread calls; another one talks (trainer/client.py). A step begins when a batch is handed
+out and ends when the next one is asked for. Its gradients leave at the end of backward: those of
+rows to the servers, and the dense ones to the other trainers, whose mean is in place when
+backward returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from planaria.cluster.files import JobFiles
+from planaria.cluster.trainer_node import TrainerNode
+from planaria.config import Config
+from planaria.errors import ArgumentError, ConfigError, OutsideJob
+from planaria.kernels.types import Floats, Index
+from planaria.optimizers import Optimizer
+from planaria.torch.averaging import DenseGradients
+from planaria.torch.batches import Batches
+from planaria.torch.features import bind_all, made_tables
+from planaria.torch.keeping import Keeper, digest, seed_torch
+from planaria.torch.looking_ahead import Ahead, find_features
+from planaria.torch.optimizers import SparseOptimizer
+from planaria.torch.routed import JobRouter
+from planaria.torch.sparse import SparseStep
+from planaria.trainer.client import Client
+from planaria.trainer.declaring import MOST_BYTES, SOCKET, Assignment, Declaration, Reply
+from planaria.wire.control import StepDone
+
+STARTED = "the job has started; do this before the first batch"
+
+
+def connect(config: Mapping[str, Any] | str | Path | None = None, **overrides: Any) -> Job:
+    """A trainer of a job: of the one that `planaria run` has started this script for, or of a job
+    of its own on this machine.
+
+    config: a YAML file or the same as a dict; overrides: its keys, sections as dicts. What the
+    command line sets comes before both.
+    """
+    given: dict[str, Any] = {}
+    if isinstance(config, str | Path):
+        given = Config.load(Path(config)).to_dict()
+    elif config is not None:
+        given = dict(config)
+    for name, value in overrides.items():
+        both = isinstance(value, Mapping) and isinstance(given.get(name), Mapping)
+        given[name] = {**given[name], **value} if both else value
+    Config.from_dict(given)  # so that what is wrong is said here
+    number = os.environ.get(SOCKET)
+    if number is None:
+        from planaria.torch.alone import start_alone
+
+        return Job(given, start_alone(given))
+    return Job(given, socket.socket(fileno=int(number)))
+
+
+class Job:
+    """This process's part in a job."""
+
+    def __init__(self, given: dict[str, Any], line: socket.socket) -> None:
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.step = 0
+        """The last one that is done; during a step, the one before it."""
+        self._given = given
+        self._line = line
+        self._kept: dict[str, object] = {}
+        self._client: Client | None = None
+        self._now: _Step | None = None
+        self._accumulating = False
+
+    # ------------------------------------------------------------------ before the first batch
+
+    def keep(self, **objects: object) -> None:
+        """Whatever must be exact after a failure, by name: all that training changes, and that has
+        state_dict and load_state_dict. The gradients of modules among them are averaged.
+        """
+        if self._client is not None:
+            raise OutsideJob(f"keep({', '.join(objects)}): {STARTED}")
+        if twice := set(objects) & set(self._kept):
+            raise ArgumentError(f"keep: {', '.join(sorted(twice))} is kept already")
+        Keeper(objects)  # so that what cannot be kept is refused here
+        self._kept.update(objects)
+
+    def batches(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        epochs: int = 1,
+        shuffle: bool = False,
+        drop_last: bool = True,
+        collate_fn: Callable[[Any], Any] | None = None,
+        workers: int = 0,
+    ) -> Iterator[Any]:
+        """The batches of this trainer, from where the job is; a step for each.
+
+        dataset: map-style, or anything with read(start, count). batch_size: of one trainer. Which
+        samples a trainer gets is a function of the job's seed, the step and its rank.
+        """
+        if self._client is not None:
+            raise OutsideJob("batches: a job has one loop; give it epochs")
+
+        def plan(rank: int) -> Batches:
+            return Batches(
+                dataset,
+                batch_size,
+                epochs=epochs,
+                shuffle=shuffle,
+                drop_last=drop_last,
+                collate_fn=collate_fn,
+                workers=workers,
+                world_size=self.world_size,
+                rank=rank,
+                seed=int(self._given.get("seed", 0)),
+            )
+
+        return self._loop(plan, batch_size)
+
+    # ------------------------------------------------------------------ during a step
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Several backwards, one step: gradients leave at the end of this block."""
+        now = self._in_step("accumulate")
+        self._accumulating = True
+        try:
+            yield
+        finally:
+            self._accumulating = False
+        if now.backwards:
+            self._sync()
+
+    @contextlib.contextmanager
+    def evaluate(self) -> Iterator[None]:
+        """A block in which lookups read the rows of now and nothing learns."""
+        now = self._in_step("evaluate")
+        training = now.sparse
+        now.sparse = SparseStep(_Lookups(self), self._dims, recording=False)
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            now.sparse = training
+
+    def current_step(self) -> SparseStep:
+        """What collections ask for; see planaria.torch.sparse."""
+        return self._in_step("forward").sparse
+
+    def _in_step(self, what: str) -> _Step:
+        if self._now is None:
+            raise OutsideJob(f"{what} outside a step: it needs a batch; use it in the loop")
+        return self._now
+
+    # ------------------------------------------------------------------ the loop
+
+    def _loop(
+        self, plan: Callable[[int], Batches], batch_size: int
+    ) -> Generator[Any, None, None]:
+        batches = plan(max(self.rank, 0))
+        self._begin(batches, batch_size)
+        assert self._client is not None
+        batches = plan(self.rank)
+        ahead = Ahead(batches.from_step(self.step + 1))
+        try:
+            for step in range(self.step + 1, self._steps + 1):
+                self._start_step(step, ahead)
+                yield ahead.batch
+                self._end_step()
+        finally:
+            ahead.close()
+        self._now = None
+        self._client.finish()
+        self._node.join()
+
+    def _begin(self, batches: Batches, batch_size: int) -> None:
+        """Declares this trainer, and waits for its part in the job."""
+        if batches.steps is None:
+            raise ArgumentError("batches: the dataset has no length; give it samples, or epochs")
+        config = Config.from_dict(self._given)
+        collections = made_tables()
+        if not collections:
+            raise OutsideJob("batches: there is no collection of tables; make the model first")
+        self._optimizers = _optimizers_of(collections)
+        self._collections = collections
+        tables, arenas = bind_all(collections, config.optimizer_rule, self)
+        kept = {**self._kept}
+        for number, optimizer in enumerate(self._optimizers):
+            kept.setdefault(f"tables.optimizer{number}", optimizer)
+        self._keeper = Keeper(kept)
+        self._dense = DenseGradients(self._kept.values())
+        self._steps = batches.steps
+        first = find_features(batches.batch(1), collections)
+        declaration = Declaration(
+            config=self._given,
+            tables=[_as_declared(table) for table in tables],
+            steps=batches.steps,
+            batch=batch_size * self.world_size,
+            ids=sum(len(rows) for one in first for rows in one.rows),
+            parameters=self._dense.size,
+            kept=self._keeper.fingerprint(),
+        )
+        assignment = self._declare(declaration)
+        self._join(assignment)
+
+    def _declare(self, declaration: Declaration) -> Assignment:
+        self._line.send(msgspec.json.encode(declaration))
+        answer = self._line.recv(MOST_BYTES)
+        if not answer:
+            raise SystemExit(0)  # the command that started this script is over
+        reply = msgspec.json.decode(answer, type=Reply)
+        if isinstance(reply, Assignment):
+            return reply
+        raise ConfigError(reply.why)
+
+    def _join(self, part: Assignment) -> None:
+        files = JobFiles(Path(part.folder))
+        self._node = TrainerNode(files, part.member, lifeline=self._line.fileno())
+        config = self.config = self._node.config
+        self._dims = [arena.dim for arena in config.arenas]
+        self._router = JobRouter(config)
+        self._lr_of = _lrs_by_arena(config, self._collections)
+        client = self._node.begin(part.rank, self._keeper.freeze(), digest)
+        self.rank, self.step, state = client.start()
+        if self.step or part.rank is None:
+            self._keeper.thaw(state)
+        self._client = client
+        if self.world_size > 1:
+            for parameter in self._dense.parameters:
+                parameter.register_post_accumulate_grad_hook(lambda _: self._on_backward())
+
+    # ------------------------------------------------------------------ a step
+
+    def _start_step(self, step: int, ahead: Ahead) -> None:
+        """Hands out a batch whose rows are on their way, and asks for those of the next."""
+        assert self._client is not None
+        seed_torch(self.config.seed, step, self.rank)
+        now = self._now = _Step(step, SparseStep(_Lookups(self), self._dims))
+        now.sparse.on_backward = self._on_backward
+        if not ahead.started:
+            ahead.advance(self._collections, self._ask_ahead(step))
+        ahead.arrive(self._client_rows(step), now.sparse)
+        if step < self._steps:
+            ahead.look(self._collections, self._ask_ahead(step + 1))
+
+    def _end_step(self) -> None:
+        assert self._client is not None
+        now = self._in_step("the end of a step")
+        if not now.pushed:
+            self._sync()
+        self._client.sum(now.step)
+        self._client.end_step(now.step, self._keeper.freeze())
+        self.step = now.step
+
+    def _on_backward(self) -> None:
+        """Somewhere in a backward: at its end, the gradients leave."""
+        now = self._in_step("backward")
+        if now.backwards and now.called:
+            return
+        now.called = True
+        torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
+
+    def _after_backward(self) -> None:
+        now = self._in_step("backward")
+        now.called = False
+        now.backwards += 1
+        if not self._accumulating:
+            self._sync()
+
+    def _sync(self) -> None:
+        assert self._client is not None
+        now = self._in_step("backward")
+        if now.pushed:
+            raise OutsideJob(
+                "a second backward in one step: do several of them within job.accumulate()"
+            )
+        now.pushed = True
+        gradients = now.sparse.gradients()
+        scale = np.float32(1 / self.world_size)
+        per_arena = [own if self.world_size == 1 else own * scale for _, own in gradients]
+        routed = self._router.route([rows for rows, _ in gradients])
+        alone = self.world_size == 1
+        dense = np.zeros(0, np.float32) if alone else self._dense.collect()
+        lrs = [lr(now.step) for lr in self._lr_of]
+        self._client.push(now.step, routed.rows, routed.split(per_arena), lrs, dense)
+        done = StepDone(rank=self.rank, step=now.step, rows=routed.counts, loss=None)
+        self._node.line.tell(done)
+        if not alone:
+            self._dense.spread(self._client.sum(now.step), self.world_size)
+
+    # ------------------------------------------------------------------ rows
+
+    def _lookup(self, rows: list[Index]) -> list[Floats]:
+        """Of now: before the gradients have left as of the step before, and then as of this one."""
+        assert self._client is not None
+        now = self._in_step("forward")
+        routed = self._router.route(rows)
+        step = now.step + 1 if now.pushed else now.step
+        now.parts += 1
+        self._client.ask(step, now.parts, routed.rows)
+        return routed.gather(self._client.rows(step, now.parts))
+
+    def _ask_ahead(self, step: int) -> Callable[[list[Index]], Any]:
+        def ask(rows: list[Index]) -> Any:
+            assert self._client is not None
+            routed = self._router.route(rows)
+            self._client.ask(step, 0, routed.rows)
+            return routed
+
+        return ask
+
+    def _client_rows(self, step: int) -> Callable[[Any], list[Floats]]:
+        def take(routed: Any) -> list[Floats]:
+            assert self._client is not None
+            found: list[Floats] = routed.gather(self._client.rows(step, 0))
+            return found
+
+        return take
+
+
+class _Step:
+    """The step in progress."""
+
+    def __init__(self, step: int, sparse: SparseStep) -> None:
+        self.step = step
+        self.sparse = sparse
+        self.backwards = 0
+        self.called = False  # the end of a backward is waited for
+        self.pushed = False  # its gradients have left
+        self.parts = 0  # lookups so far, beside the one that went ahead
+
+
+class _Lookups:
+    """What a SparseStep asks for rows that nobody has asked for before."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def lookup(self, rows: list[Index]) -> list[Floats]:
+        return self._job._lookup(rows)
+
+
+def _optimizers_of(collections: list[Any]) -> list[SparseOptimizer]:
+    """Each once, in the order of the collections."""
+    found = {id(own.optimizer): own.optimizer for own in collections if own.optimizer is not None}
+    return list(found.values())
+
+
+def _lrs_by_arena(config: Config, collections: list[Any]) -> list[Callable[[int], float]]:
+    """Per arena: what its learning rate is, given the step."""
+    by_table: list[SparseOptimizer | None] = [
+        own.optimizer for own in collections for _ in own.tables
+    ]
+    found: list[Callable[[int], float]] = []
+    for arena in config.arenas:
+        drivers = {id(by_table[table]): by_table[table] for table in arena.table_ids.tolist()}
+        found.append(_one_lr(list(drivers.values()), config))
+    return found
+
+
+def _one_lr(
+    drivers: list[SparseOptimizer | None], config: Config
+) -> Callable[[int], float]:
+    def lr(step: int) -> float:
+        rates = {config.lr(step) if one is None else float(one.lr) for one in drivers}
+        if len(rates) > 1:
+            raise ArgumentError(
+                "tables of equal size and optimizer have different learning rates: give their "
+                "collections one optimizer object, or optimizers that differ from the start"
+            )
+        return rates.pop()
+
+    return lr
+
+
+def _as_declared(table: Any) -> dict[str, Any]:
+    """A table as the configuration has it."""
+    optimizer: Optimizer | None = table.optimizer
+    return {
+        "name": table.name,
+        "rows": table.rows,
+        "dim": table.dim,
+        "optimizer": msgspec.to_builtins(optimizer),
+        "initial": msgspec.to_builtins(table.initial),
+    }

@@ -1,0 +1,75 @@
+"""Rows of all arenas, sorted by the server that holds them: one message for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planaria import kernels
+from planaria.config import Config
+from planaria.kernels import Parts
+from planaria.kernels.types import Floats, Index
+from planaria.trainer.routing import Router
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Distinct rows per arena, and which run of them each place has."""
+
+    parts: list[Parts]
+    runs: list[list[slice]]  # per arena, by place
+    dims: Sequence[int]
+
+    @property
+    def rows(self) -> dict[int, list[Index]]:
+        """Per place and arena: record numbers there."""
+        return {
+            place: [part.indices[runs[place]] for part, runs in zip(self.parts, self.runs)]
+            for place in range(len(self.runs[0]))
+        }
+
+    @property
+    def counts(self) -> list[int]:
+        """Rows by place, over all arenas."""
+        return np.sum([part.counts for part in self.parts], axis=0).tolist()
+
+    def gather(self, found: dict[int, list[Floats]]) -> list[Floats]:
+        """Per arena float32[n, dim], in the order of the rows, of what each place has answered."""
+        gathered = []
+        for arena, (part, runs, dim) in enumerate(zip(self.parts, self.runs, self.dims)):
+            values = np.empty((len(part.order), dim), np.float32)
+            for place, run in enumerate(runs):
+                values[part.order[run]] = found[place][arena]
+            gathered.append(values)
+        return gathered
+
+    def split(self, per_arena: Sequence[Floats]) -> dict[int, list[Floats]]:
+        """The other way round: per place and arena."""
+        ordered = [
+            kernels.gather(np.ascontiguousarray(values).view(np.uint32), part.order).view(np.float32)
+            for values, part in zip(per_arena, self.parts)
+        ]
+        return {
+            place: [values[runs[place]] for values, runs in zip(ordered, self.runs)]
+            for place in range(len(self.runs[0]))
+        }
+
+
+class JobRouter:
+    """Where the rows of a job are."""
+
+    def __init__(self, config: Config) -> None:
+        self._routers = [Router(config.layout.arena(arena.rows)) for arena in config.arenas]
+        self._dims = [arena.dim for arena in config.arenas]
+
+    def route(self, rows: Sequence[Index]) -> Routed:
+        """rows: per arena, distinct arena rows."""
+        parts = [router.partition(own) for router, own in zip(self._routers, rows)]
+        runs = []
+        for part in parts:
+            ends = np.cumsum(part.counts).tolist()
+            counts = part.counts.tolist()
+            runs.append([slice(end - n, end) for end, n in zip(ends, counts, strict=True)])
+        return Routed(parts, runs, self._dims)
