@@ -93,7 +93,7 @@ def test_each_epoch_has_each_sample_once(
     size: int, batch_size: int, world_size: int, shuffle: bool, source: bool, seed: int
 ) -> None:
     dataset = Rows(size) if source else Numbers(size)
-    options = {"shuffle": shuffle, "seed": seed, "epochs": 2}
+    options: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "epochs": 2}
     everyone = ranks(dataset, batch_size, world_size, drop_last=False, **options)
     (steps,) = {one.steps for one in everyone}
     assert steps is not None
@@ -119,10 +119,7 @@ def test_each_epoch_has_each_sample_once(
 @pytest.mark.parametrize("dataset", [Numbers(50), Rows(50)])
 def test_it_does_not_matter_where_one_begins(dataset: Any, workers: int) -> None:
     def made() -> Batches:
-        return Batches(
-            *(dataset, 4),
-            **{"epochs": 2, "shuffle": True, "workers": workers, "world_size": 2, "rank": 1},
-        )
+        return Batches(dataset, 4, epochs=2, shuffle=True, workers=workers, world_size=2, rank=1)
 
     every = [numbers(batch) for batch in made()]
     assert len(every) == made().steps == 12
@@ -166,7 +163,7 @@ class Mixed(Numbers):
 
 def equal(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
+        return one.dtype == other.dtype and bool(torch.equal(one, other))
     if isinstance(one, dict):
         return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
@@ -215,7 +212,7 @@ def test_samples_without_end_have_steps_without_end() -> None:
     both = ranks(Forever(), 3, 2, workers=2)
     assert both[0].steps is None
     assert numbers(both[1].batch(10**6)) == [5999997, 5999998, 5999999]
-    iterator: Any = both[0].from_step(2)
+    iterator = both[0].from_step(2)
     assert [numbers(next(iterator)) for _ in range(2)] == [[6, 7, 8], [12, 13, 14]]
     iterator.close()
     synthetic = Batches(Synthetic([10, 20], seed=1), 4)
@@ -238,7 +235,7 @@ def test_no_more_is_prepared_than_the_bound() -> None:
             asked.append(index)
             return index
 
-    iterator: Any = Batches(Watched(1000), 1, workers=2).from_step(1)
+    iterator = Batches(Watched(1000), 1, workers=2).from_step(1)
     for taken in range(1, 20):
         next(iterator)
         assert max(asked) < taken + 2 * AHEAD_PER_WORKER

@@ -52,7 +52,7 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         if (one.dtype, one.shape, one.device) != (other.dtype, other.shape, other.device):
             return False
-        return torch.equal(flat(one), flat(other))
+        return bool(torch.equal(flat(one), flat(other)))
     if isinstance(one, np.ndarray | np.generic):
         return (one.dtype, one.shape) == (other.dtype, other.shape) and (
             one.tobytes() == other.tobytes()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -107,7 +107,7 @@ class Batches:
         return range(start, start + count)
 
     def size(self, step: int) -> int:
-        """How many samples this rank gets: batch_size, but fewer or none if a last step is short."""
+        """How many samples this rank gets: batch_size, fewer or none in a short last step."""
         return len(self.indices(step))
 
     def batch(self, step: int) -> Any:
@@ -117,7 +117,7 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         return self.from_step(1)
 
-    def from_step(self, step: int) -> Iterator[Any]:
+    def from_step(self, step: int) -> Generator[Any, None, None]:
         """The batches of this step and of all later ones; `close` it to end its threads early.
 
         The step behind the last one is allowed: nothing is left then. What fails while a batch is
@@ -127,12 +127,12 @@ class Batches:
             self._check(step)
         return self._iterate(step) if self._workers else self._iterate_here(step)
 
-    def _iterate_here(self, step: int) -> Iterator[Any]:
+    def _iterate_here(self, step: int) -> Generator[Any, None, None]:
         while self.steps is None or step <= self.steps:
             yield self.batch(step)
             step += 1
 
-    def _iterate(self, step: int) -> Iterator[Any]:
+    def _iterate(self, step: int) -> Generator[Any, None, None]:
         pool = ThreadPoolExecutor(self._workers, thread_name_prefix="preparing batches")
         waiting: deque[Future[Any]] = deque()
         try:

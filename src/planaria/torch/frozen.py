@@ -149,7 +149,7 @@ def _fetch(pieces: list[Piece]) -> dict[int, torch.Tensor]:
     by_device: dict[Any, list[Piece]] = {}
     for piece in pieces:
         by_device.setdefault(piece[2].device, []).append(piece)
-    found = {}
+    found: dict[int, torch.Tensor] = {}
     for some in by_device.values():
         flat = [_in_order(source).reshape(-1).view(torch.uint8) for _, _, source in some]
         parts = torch.cat(flat).cpu().split([size for _, size, _ in some])
