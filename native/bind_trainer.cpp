@@ -50,23 +50,52 @@ void gradient_sum(Floats grads, Index inverse, FloatsOut out) {
     });
 }
 
-Bags make_bags(const Index& index, const Index& offsets, const std::optional<Weights>& weights,
-               int pooling) {
+// Bags of columns.shape(0) features, pooled into or from rows of `width` floats.
+Bags make_bags(const Index& index, const Index& offsets, const Index& columns, size_t width) {
     require(offsets.shape(0) > 0, "offsets needs one entry more than there are bags");
-    const Bags bags{index.data(),   offsets.data(),       weights ? weights->data() : nullptr,
-                    index.shape(0), offsets.shape(0) - 1, static_cast<Pooling>(pooling)};
-    require((bags.pooling == Pooling::weighted) == (bags.weights != nullptr),
-            "weights go with weighted pooling, and only with it");
-    require(!weights || weights->shape(0) == bags.n_ids, "weights needs one entry per id");
-    check_offsets(bags.offsets, bags.n_bags, bags.n_ids);
+    const size_t n_bags = offsets.shape(0) - 1, features = columns.shape(0);
+    require(features > 0 && n_bags % features == 0,
+            "each feature needs a column and as many bags as the others");
+    check_offsets(offsets.data(), n_bags, index.shape(0));
+    Bags bags{};
+    bags.index = index.data(), bags.offsets = offsets.data(), bags.columns = columns.data();
+    bags.n_ids = index.shape(0), bags.n_bags = n_bags;
+    bags.samples = n_bags / features, bags.width = width;
     return bags;
 }
 
-void pool(Floats values, Index index, Index offsets, std::optional<Weights> weights, int pooling,
-          size_t prefetch_rows, FloatsOut out) {
+void set_poolings(Bags& bags, const Index& poolings, const std::optional<Weights>& weights,
+                  const Index& columns) {
+    require(poolings.shape(0) == columns.shape(0), "each feature needs a pooling");
+    require(!weights || weights->shape(0) == bags.n_ids, "weights needs one entry per id");
+    bags.poolings = poolings.data();
+    if (weights) bags.weights = weights->data();
+    for (size_t f = 0; f < poolings.shape(0); ++f) {
+        const auto pooling = static_cast<Pooling>(bags.poolings[f]);
+        require((pooling == Pooling::weighted) == weights.has_value(),
+                "weights go with weighted pooling, and only with it");
+    }
+}
+
+// No two features share a column, so no two threads write one float.
+void check_columns(const Bags& bags, size_t features, size_t dim) {
+    int64_t free = 0;
+    bool apart = true;
+    for (size_t f = 0; f < features; ++f) {
+        apart &= bags.columns[f] >= free && bags.columns[f] <= static_cast<int64_t>(bags.width);
+        free = bags.columns[f] + static_cast<int64_t>(dim);
+    }
+    require(apart && free <= static_cast<int64_t>(bags.width),
+            "columns must rise by dim or more and lie within the pooled rows");
+}
+
+void pool(Floats values, Index index, Index offsets, std::optional<Weights> weights, Index poolings,
+          Index columns, size_t prefetch_rows, FloatsOut out) {
     const size_t dim = values.shape(1);
-    const Bags bags = make_bags(index, offsets, weights, pooling);
-    require(out.shape(0) == bags.n_bags && out.shape(1) == dim, "out must be [bags, dim]");
+    Bags bags = make_bags(index, offsets, columns, out.shape(1));
+    set_poolings(bags, poolings, weights, columns);
+    require(out.shape(0) == bags.samples, "out must be [samples, width]");
+    check_columns(bags, columns.shape(0), dim);
     nb::gil_scoped_release release;
     check_range(bags.index, bags.n_ids, values.shape(0), "index");
     parallel(bags.n_bags, rows_grain, [&](size_t begin, size_t end) {
@@ -75,11 +104,12 @@ void pool(Floats values, Index index, Index offsets, std::optional<Weights> weig
 }
 
 void pool_backward(Floats grads, Index inverse, Index offsets, std::optional<Weights> weights,
-                   int pooling, FloatsOut out) {
-    const size_t dim = grads.shape(1);
-    const Bags bags = make_bags(inverse, offsets, weights, pooling);
-    require(grads.shape(0) == bags.n_bags && out.shape(1) == dim,
-            "grads must be [bags, dim], out [distinct rows, dim]");
+                   Index poolings, Index columns, FloatsOut out) {
+    const size_t dim = out.shape(1);
+    Bags bags = make_bags(inverse, offsets, columns, grads.shape(1));
+    set_poolings(bags, poolings, weights, columns);
+    require(grads.shape(0) == bags.samples, "grads must be [samples, width]");
+    check_columns(bags, columns.shape(0), dim);
     nb::gil_scoped_release release;
     check_first_seen(bags.index, bags.n_ids, out.shape(0));
     parallel(out.shape(0), rows_grain, [&](size_t begin, size_t end) {
@@ -87,16 +117,53 @@ void pool_backward(Floats grads, Index inverse, Index offsets, std::optional<Wei
     });
 }
 
-void weight_backward(Floats grads, Floats values, Index index, Index offsets, Array<float, 1> out) {
-    const size_t dim = grads.shape(1);
-    const Bags bags = make_bags(index, offsets, std::nullopt, static_cast<int>(Pooling::sum));
-    require(grads.shape(0) == bags.n_bags && values.shape(1) == dim && out.shape(0) == bags.n_ids,
-            "grads must be [bags, dim], values [rows, dim], out [ids]");
+void weight_backward(Floats grads, Floats values, Index index, Index offsets, Index columns,
+                     Array<float, 1> out) {
+    const size_t dim = values.shape(1);
+    const Bags bags = make_bags(index, offsets, columns, grads.shape(1));
+    require(grads.shape(0) == bags.samples && out.shape(0) == bags.n_ids,
+            "grads must be [samples, width], out [ids]");
+    check_columns(bags, columns.shape(0), dim);
     nb::gil_scoped_release release;
     check_range(bags.index, bags.n_ids, values.shape(0), "index");
     parallel(bags.n_bags, rows_grain, [&](size_t begin, size_t end) {
         kernels().weight_backward(grads.data(), values.data(), dim, bags, out.data(), begin, end);
     });
+}
+
+void check_features(const Features& features, size_t n_keys) {
+    int64_t first_row = 0, behind = 0;
+    for (size_t f = 0; f < features.n; ++f) {
+        require(static_cast<uint64_t>(features.keys[f]) < n_keys, "a feature has no such key");
+        require(features.limits[f] >= 0 && features.limits[f] <= int64_t{1} << 40,
+                "limits must be 0 to 2^40");
+        require(features.first_rows[f] <= int64_t{1} << 60, "first_rows must be 2^60 at most");
+        const bool same = f && features.first_rows[f] == first_row;
+        require(same ? first_row + features.limits[f] == behind : features.first_rows[f] >= behind,
+                "features must be sorted by table, and tables have no row in common");
+        first_row = features.first_rows[f];
+        behind = first_row + features.limits[f];
+    }
+}
+
+int64_t number_bags(Index ids, Index offsets, size_t samples, Index keys, Index limits,
+                    Index first_rows, IndexOut rows, IndexOut inverse, IndexOut bags) {
+    const size_t n = keys.shape(0), n_bags = offsets.shape(0) - 1;
+    require(offsets.shape(0) > 0 && (samples ? n_bags % samples == 0 : n_bags == 0),
+            "offsets needs one entry per key and sample, and one more");
+    require(
+        limits.shape(0) == n && first_rows.shape(0) == n && bags.shape(0) == n * samples + 1,
+        "each feature needs a key, a limit and a first row; bags an entry per bag, and one more");
+    check_offsets(offsets.data(), n_bags, ids.shape(0));
+    const Features features{
+        ids.data(), offsets.data(), keys.data(), limits.data(), first_rows.data(), n, samples};
+    check_features(features, samples ? n_bags / samples : SIZE_MAX);
+    size_t n_ids = 0;
+    for (size_t f = 0; f < n && samples; ++f) n_ids += features.last(f) - features.first(f);
+    require(rows.shape(0) == n_ids && inverse.shape(0) == n_ids, "outputs do not fit the ids");
+    nb::gil_scoped_release release;
+    return samples ? number_rows(features, rows.data(), inverse.data(), bags.data())
+                   : (bags.data()[0] = 0);
 }
 
 }  // namespace
@@ -106,10 +173,12 @@ void bind_trainer(nb::module_& m) {
     m.def("partition", &partition_rows);
     m.def("gradient_sum", &gradient_sum);
     m.def("pool", &pool, nb::arg("values"), nb::arg("index"), nb::arg("offsets"),
-          nb::arg("weights").none(), nb::arg("pooling"), nb::arg("prefetch_rows"), nb::arg("out"));
+          nb::arg("weights").none(), nb::arg("poolings"), nb::arg("columns"),
+          nb::arg("prefetch_rows"), nb::arg("out"));
     m.def("pool_backward", &pool_backward, nb::arg("grads"), nb::arg("inverse"), nb::arg("offsets"),
-          nb::arg("weights").none(), nb::arg("pooling"), nb::arg("out"));
+          nb::arg("weights").none(), nb::arg("poolings"), nb::arg("columns"), nb::arg("out"));
     m.def("weight_backward", &weight_backward);
+    m.def("number_bags", &number_bags);
 }
 
 }  // namespace planaria

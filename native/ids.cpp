@@ -63,7 +63,7 @@ void check_distinct(const int64_t* index, size_t n, size_t limit, const char* wh
     }
 }
 
-Dedup::Dedup(size_t capacity) : shift_(shift_for(capacity)) {
+Dedup::Dedup(size_t capacity, size_t first) : shift_(shift_for(capacity)), count_(first) {
     if (capacity > INT32_MAX) throw ArgumentError("more than 2^31 ids in one call; split them");
     table_.assign(size_t{1} << (64 - shift_), -1);
 }
@@ -83,6 +83,75 @@ void Dedup::add(const int64_t* ids, size_t n, int64_t* unique, int64_t* inverse)
         }
         inverse[i] = number;
     }
+}
+
+namespace {
+
+// Where a table has few more rows than the batch has ids for it, its numbers are looked up by row:
+// half the time of a hash, whose table would be as large.
+constexpr size_t rows_per_id = 4;
+
+// What Dedup does, for ids below the size of `number`, which holds -1 for those not yet seen.
+size_t number_by_row(const int64_t* ids, size_t n, int32_t* number, size_t count, int64_t* unique,
+                     int64_t* inverse) {
+    for (size_t i = 0; i < n; ++i) {
+        int32_t& known = number[ids[i]];
+        if (known < 0) {
+            known = static_cast<int32_t>(count);
+            unique[count++] = ids[i];
+        }
+        inverse[i] = known;
+    }
+    return count;
+}
+
+// The first id of a feature that its table does not have, or n.
+size_t find_outside(const int64_t* ids, size_t n, int64_t limit) {
+    bool wrong = false;
+    for (size_t i = 0; i < n; ++i)
+        wrong |= static_cast<uint64_t>(ids[i]) >= static_cast<uint64_t>(limit);
+    if (!wrong) return n;
+    size_t at = 0;
+    while (static_cast<uint64_t>(ids[at]) < static_cast<uint64_t>(limit)) ++at;
+    return at;
+}
+
+}  // namespace
+
+int64_t number_rows(const Features& features, int64_t* rows, int64_t* inverse, int64_t* offsets) {
+    std::vector<int32_t> number;
+    size_t count = 0, done = 0;
+    offsets[0] = 0;
+    for (size_t f = 0; f < features.n;) {
+        // The features of one table; tables have no row in common, so each is numbered by itself.
+        size_t behind = f, n_ids = 0;
+        const int64_t first_row = features.first_rows[f], limit = features.limits[f];
+        for (; behind < features.n && features.first_rows[behind] == first_row; ++behind)
+            n_ids += features.last(behind) - features.first(behind);
+        const bool by_row = static_cast<size_t>(limit) <= rows_per_id * n_ids;
+        Dedup hashed(by_row ? 0 : n_ids, count);
+        if (by_row) number.assign(limit, -1);
+        const size_t before = count;
+        for (; f < behind; ++f) {
+            const int64_t* ids = features.ids + features.first(f);
+            const size_t n = features.last(f) - features.first(f);
+            const size_t outside = find_outside(ids, n, limit);
+            if (outside < n) return -1 - static_cast<int64_t>(done + outside);
+            if (by_row) {
+                count = number_by_row(ids, n, number.data(), count, rows, inverse + done);
+            } else {
+                hashed.add(ids, n, rows, inverse + done);
+                count = hashed.count();
+            }
+            const int64_t* bags = features.offsets + features.keys[f] * features.samples;
+            int64_t* out = offsets + f * features.samples;
+            for (size_t s = 1; s <= features.samples; ++s)
+                out[s] = static_cast<int64_t>(done) + bags[s] - bags[0];
+            done += n;
+        }
+        for (size_t u = before; u < count; ++u) rows[u] += first_row;
+    }
+    return static_cast<int64_t>(count);
 }
 
 RowFinder::RowFinder(const int64_t* index, size_t n) : index_(index), shift_(shift_for(n)) {

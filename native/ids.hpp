@@ -26,7 +26,8 @@ void check_distinct(const int64_t* index, size_t n, size_t limit, const char* wh
 // Several parts can be numbered one after the other.
 class Dedup {
   public:
-    explicit Dedup(size_t capacity);
+    // Numbers from `first` on; `unique` holds what was numbered before, which is not looked for.
+    explicit Dedup(size_t capacity, size_t first = 0);
     // unique has room for all ids; inverse[i] is written for each of these n ids.
     void add(const int64_t* ids, size_t n, int64_t* unique, int64_t* inverse);
     size_t count() const { return count_; }
@@ -34,8 +35,27 @@ class Dedup {
   private:
     std::vector<int32_t> table_;  // number of the id in this bucket, or -1
     int shift_;
-    size_t count_ = 0;
+    size_t count_;
 };
+
+// The features of a batch that lie in one arena, and the ids that they are taken from: those of
+// `key` and a sample are ids[offsets[key * samples + sample]] up to the next offset.
+struct Features {
+    const int64_t* ids;
+    const int64_t* offsets;     // [keys * samples + 1], checked
+    const int64_t* keys;        // [n]
+    const int64_t* limits;      // [n], rows of the feature's table
+    const int64_t* first_rows;  // [n], the table's first row in the arena; never falls
+    size_t n, samples;
+
+    size_t first(size_t feature) const { return offsets[keys[feature] * samples]; }
+    size_t last(size_t feature) const { return offsets[(keys[feature] + 1) * samples]; }
+};
+
+// Numbers the distinct arena rows that the features name, in first-seen order: rows, inverse and
+// bag offsets of the features one behind the other. Returns how many rows there are, or, if an id
+// is not in its table, -1 - its position in `inverse`.
+int64_t number_rows(const Features& features, int64_t* rows, int64_t* inverse, int64_t* offsets);
 
 // Finds which rows of `index`, all distinct, a query names.
 class RowFinder {

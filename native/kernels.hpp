@@ -42,12 +42,17 @@ struct Init {
 
 enum class Pooling : int { sum = 0, mean, weighted };
 
+// Bags of several features, all of the same samples: first those of feature 0, then those of
+// feature 1, ... Feature f of a sample is pooled into the columns from columns[f] on of that
+// sample's row, which has `width` floats; other arenas may fill the columns between.
 struct Bags {
     const int64_t* index;    // [n_ids]
     const int64_t* offsets;  // [n_bags + 1], first 0, last n_ids
     const float* weights;    // [n_ids], only where pooling is weighted
     size_t n_ids, n_bags;
-    Pooling pooling;
+    const int64_t* poolings;  // [features], each a Pooling
+    const int64_t* columns;   // [features]
+    size_t samples, width;    // n_bags is features times samples
 };
 
 // Words [first, first + width) of a record, which are floats that may lose bits.

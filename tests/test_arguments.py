@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from small_arrays import HUGE, floats, ints, raw, words
 
 from planaria import kernels
 from planaria.errors import ArgumentError, RowError
@@ -19,7 +20,6 @@ from planaria.optimizers import Optimizer
 
 AnyArray: TypeAlias = NDArray[Any]
 Arguments: TypeAlias = dict[str, AnyArray]
-HUGE = 2**63 - 1
 
 
 class Kernel(NamedTuple):
@@ -29,22 +29,6 @@ class Kernel(NamedTuple):
     may_be_longer: tuple[str, ...] = ()  # one row more is no error
     may_be_wider: tuple[str, ...] = ()  # one column more is no error
     may_be_none: tuple[str, ...] = ()
-
-
-def ints(*values: int) -> NDArray[np.int64]:
-    return np.array(values, np.int64)
-
-
-def words(*shape: int) -> NDArray[np.uint32]:
-    return np.arange(np.prod(shape), dtype=np.uint32).reshape(shape) * np.uint32(0x01030507)
-
-
-def raw(*shape: int) -> NDArray[np.uint8]:
-    return (np.arange(np.prod(shape)) * 37 % 251).astype(np.uint8).reshape(shape)
-
-
-def floats(*shape: int) -> NDArray[np.float32]:
-    return np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)
 
 
 def combine(in_0: Any, in_1: Any, out_0: Any, out_1: Any, coef: Any) -> None:
@@ -157,6 +141,13 @@ KERNELS = {
         kernels.gradient_sum,
         lambda: {"grads": floats(3, 3), "inverse": ints(0, 1, 0), "out": floats(2, 3)},
         written=("out",),
+    ),
+    "number_bags": Kernel(
+        lambda **arrays: kernels.number_bags(samples=2, **arrays),
+        lambda: {
+            "ids": ints(4, 0, 4), "offsets": ints(0, 2, 3), "keys": ints(0, 0),
+            "limits": ints(5, 6), "first_rows": ints(0, 5),
+        },
     ),
     "pool": Kernel(
         lambda **arrays: kernels.pool(pooling=Pooling.WEIGHTED, **arrays),
@@ -277,7 +268,7 @@ NUMBERING = "must number the rows in first-seen order, as dedup gives it"
 OFFSETS = "offsets must start with 0, never fall, and end with the number of ids"
 SHARED = "shares memory with another argument; give it its own"
 
-BAGS = ("pool", "pool_backward", "weight_backward")
+BAGS = ("number_bags", "pool", "pool_backward", "weight_backward")
 NUMBERED = ("gradient_sum", "pool_backward")
 FALLING = [(0, 2, 4), (0, 2, 2), (1, 2, 3), (0, 4, 3), (0, -1, 3), (0, HUGE, 3)]
 OTHERWISE_NUMBERED = [(1, 0, 0), (0, 2, 1), (0, 1, 2), (0, -1, 1), (0, 1, HUGE), (0, 1, -HUGE - 1)]
@@ -312,7 +303,7 @@ def wrong_values() -> Iterator[tuple[str, str, AnyArray, type[Exception], str]]:
     for name in BAGS:
         for offsets in FALLING:
             yield name, "offsets", ints(*offsets), ArgumentError, OFFSETS
-        yield name, "offsets", ints(), ArgumentError, "offsets needs one entry more than"
+        yield name, "offsets", ints(), ArgumentError, "offsets needs"
     for place in (4, -1):
         groups = np.array([[0, 1], [2, place]], np.int32)
         yield "partition", "place", groups, ArgumentError, "outside 0 to 3"

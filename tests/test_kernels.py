@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 
 from planaria import kernels
 from planaria.kernels.field import PRODUCT
-from planaria.kernels.types import NO_ROW, Distribution, Floats, Index, InitTables, Pooling, Records
+from planaria.kernels.types import (
+    NO_ROW,
+    Distribution,
+    Floats,
+    Index,
+    InitTables,
+    PooledFeatures,
+    Pooling,
+    Records,
+)
 from planaria.layout import Layout
 from planaria.optimizers import Optimizer
 
@@ -157,17 +166,48 @@ def trainer_cases(rng: np.random.Generator, dim: int) -> dict[str, Case]:
     bags, weights = bag_offsets(rng, ROWS, 5 * ROWS), numbers(rng, 5 * ROWS)
     values, grads = numbers(rng, ROWS, dim), numbers(rng, ROWS, dim)
     pooled = [(None, Pooling.SUM), (None, Pooling.MEAN), (weights, Pooling.WEIGHTED)]
+    # Three features of 1,700 samples, in rows that have other columns as well.
+    samples, columns = 1700, np.array([1, dim + 1, 2 * dim + 4])
+    several = bag_offsets(rng, 3 * samples, 5 * ROWS)
+    mixed = PooledFeatures(np.array([Pooling.MEAN, Pooling.SUM, Pooling.MEAN]), columns)
+    weighted = PooledFeatures(np.full(3, Pooling.WEIGHTED), columns)
+    rows, wide = np.full((samples, 3 * dim + 5), 7, np.float32), numbers(rng, samples, 3 * dim + 5)
     return {
         "init_records": [(kernels.init_records, 11, tables, 5200, row, bits(rng, 2), out)],
         "dedup": [(kernels.dedup, (ids - 999) << shift) for shift in (0, 40)],
         "partition": [(kernels.partition, ids, ROWS, place, region, ROWS, 9)],
         "gradient_sum": [(kernels.gradient_sum, terms, inverse, sums)],
-        "pool": [(kernels.pool, values, ids, bags, *how) for how in pooled],
-        "pool_backward": [
-            (kernels.pool_backward, grads, inverse, bags, sums, *how) for how in pooled
+        "number_bags": number_bags_cases(rng, dim),
+        "pool": [
+            *((kernels.pool, values, ids, bags, *how) for how in pooled),
+            (kernels.pool, values, ids, several, None, mixed, rows),
+            (kernels.pool, values, ids, several, weights, weighted, rows),
         ],
-        "weight_backward": [(kernels.weight_backward, grads, values, ids, bags)],
+        "pool_backward": [
+            *((kernels.pool_backward, grads, inverse, bags, sums, *how) for how in pooled),
+            (kernels.pool_backward, wide, inverse, several, sums, None, mixed),
+            (kernels.pool_backward, wide, inverse, several, sums, weights, weighted),
+        ],
+        "weight_backward": [
+            (kernels.weight_backward, grads, values, ids, bags),
+            (kernels.weight_backward, wide, values, ids, several, mixed),
+        ],
     }
+
+
+def number_bags_cases(rng: np.random.Generator, dim: int) -> Case:
+    """Features in another order than the keys, two of one table, one key in two tables; tables of
+    few rows and of many."""
+    keys = np.array([3, 0, 2, 2, 1])
+    limits = np.array([50, 50, 10**9, 40, 40 + dim])
+    first_rows = np.array([0, 0, 70, 10**9 + 70, 10**9 + 200])
+    cases: Case = []
+    for samples in (0, 1, 300):
+        offsets = bag_offsets(rng, 4 * samples, 1000) if samples else np.zeros(1, np.int64)
+        ids = rng.integers(0, 40, offsets[-1])
+        cases.append((kernels.number_bags, ids, offsets, samples, keys, limits, first_rows))
+    none = np.empty(0, np.int64)
+    return [*cases, (kernels.number_bags, none, np.zeros(7, np.int64), 3, none, none, none)]
 
 
 @cache
@@ -368,45 +408,6 @@ def test_partition_finds_rows_where_the_layout_puts_them(servers: int, k: int, r
     assert counts.tolist() == [len(positions) for positions in by_place]
     assert order.tolist() == [position for positions in by_place for position in positions]
     assert np.array_equal(index, indices[order])
-
-
-# ---------------------------------------------------------------------------- pooling, by torch
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("pooling", Pooling)
-@pytest.mark.parametrize("dim", [1, 16, 65])
-def test_pooling_and_its_gradients_are_torchs(level: str, pooling: Pooling, dim: int) -> None:
-    import torch
-
-    rng = np.random.default_rng(dim)
-    rows, ids, bags = 50, 300, 40
-    values = rng.standard_normal((rows, dim)).astype(np.float32)
-    index, offsets = rng.integers(0, rows, ids), bag_offsets(rng, bags, ids)
-    weights = rng.random(ids).astype(np.float32) if pooling == Pooling.WEIGHTED else None
-    grads = rng.standard_normal((bags, dim)).astype(np.float32)
-
-    table = torch.from_numpy(values).requires_grad_()
-    torch_weights = None if weights is None else torch.from_numpy(weights).requires_grad_()
-    pooled = torch.nn.functional.embedding_bag(
-        torch.from_numpy(index),
-        table,
-        torch.from_numpy(offsets),
-        mode="mean" if pooling == Pooling.MEAN else "sum",
-        per_sample_weights=torch_weights,
-        include_last_offset=True,
-    )
-    pooled.backward(torch.from_numpy(grads))
-
-    got = kernels.pool(values, index, offsets, weights, pooling)
-    np.testing.assert_allclose(got, pooled.detach().numpy(), rtol=1e-5, atol=1e-6)
-    unique, inverse = kernels.dedup(index)
-    out = np.empty((len(unique), dim), np.float32)
-    kernels.pool_backward(grads, inverse, offsets, out, weights, pooling)
-    np.testing.assert_allclose(out, table.grad.numpy()[unique], rtol=1e-5, atol=1e-5)
-    if torch_weights is not None:
-        dots = kernels.weight_backward(grads, values, index, offsets)
-        np.testing.assert_allclose(dots, torch_weights.grad.numpy(), rtol=1e-4, atol=1e-5)
 
 
 # ---------------------------------------------------------------------------- processes, threads

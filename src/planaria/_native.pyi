@@ -64,12 +64,25 @@ def partition(
     /,
 ) -> None: ...
 def gradient_sum(grads: Floats, inverse: Index, out: Floats, /) -> None: ...
+def number_bags(
+    ids: Index,
+    offsets: Index,
+    samples: int,
+    keys: Index,
+    limits: Index,
+    first_rows: Index,
+    rows: Index,
+    inverse: Index,
+    bags: Index,
+    /,
+) -> int: ...
 def pool(
     values: Floats,
     index: Index,
     offsets: Index,
     weights: Floats | None,
-    pooling: int,
+    poolings: Index,
+    columns: Index,
     prefetch_rows: int,
     out: Floats,
 ) -> None: ...
@@ -78,11 +91,12 @@ def pool_backward(
     inverse: Index,
     offsets: Index,
     weights: Floats | None,
-    pooling: int,
+    poolings: Index,
+    columns: Index,
     out: Floats,
 ) -> None: ...
 def weight_backward(
-    grads: Floats, values: Floats, index: Index, offsets: Index, out: Floats, /
+    grads: Floats, values: Floats, index: Index, offsets: Index, columns: Index, out: Floats, /
 ) -> None: ...
 def quantise(records: Records, segments: Index, bits: int, out: Bytes, /) -> None: ...
 def dequantise(packed: Bytes, segments: Index, bits: int, out: Records, /) -> None: ...

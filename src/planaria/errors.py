@@ -6,6 +6,7 @@
     ├── ArgumentError      an array has the wrong shape, dtype or memory layout
     │   └── RowError       a row or record number is out of range, or stands twice where it may not
     ├── ConfigError        a key or value of the configuration, or a schedule, is wrong
+    ├── OutsideJob         a collection was used where no job, or no step of one, is in progress
     ├── ExactnessError     a trainer would not compute the same bits as the others
     ├── DataError          the training data is not as it should be
     ├── CheckpointError    a checkpoint could not be written, found or read
@@ -49,6 +50,10 @@ class RowError(ArgumentError):
 
 class ConfigError(PlanariaError, ValueError):
     """A key or value of the configuration, or a schedule of failures, is not as it should be."""
+
+
+class OutsideJob(PlanariaError, RuntimeError):
+    """A collection was used where no job, or no step of one, is in progress."""
 
 
 class ExactnessError(PlanariaError):

@@ -39,7 +39,8 @@ LAST_WORDS_S = 5.0  # within which the supervisor must have heard everything, be
 class Node:
     """A process with a socket, a line to the supervisor, and a heart."""
 
-    def __init__(self, files: JobFiles, member: Member, role: str) -> None:
+    def __init__(self, files: JobFiles, member: Member, role: str, lifeline: int = 0) -> None:
+        """lifeline: the descriptor whose other end closes when whoever started this is gone."""
         self.files = files
         self.member = member
         self.role = role
@@ -53,13 +54,14 @@ class Node:
         self.book: dict[Member, str] = {}  # where members listen
         self.orders = Orders()
         self.stopped: str | None = None
-        threading.Thread(target=self._watch_lifeline, daemon=True).start()
+        watch = threading.Thread(target=self._watch_lifeline, args=(lifeline,), daemon=True)
+        watch.start()
         log(f"{member} listens at {self.transport.address}, process {os.getpid()}")
         self.line.tell(Listening(role=role, address=self.transport.address))
 
-    def _watch_lifeline(self) -> None:
+    def _watch_lifeline(self, descriptor: int) -> None:
         # Not sys.stdin: a thread that waits in it makes the interpreter abort on its way out.
-        with os.fdopen(os.dup(0), "rb", buffering=0) as lifeline:
+        with os.fdopen(os.dup(descriptor), "rb", buffering=0) as lifeline:
             while lifeline.read(1):
                 pass
         self._on_orphan()

@@ -32,8 +32,8 @@ class TrainerNode(MemberNode):
     client: Client
     trainer: TrainerMachine
 
-    def __init__(self, files: JobFiles, member: Member) -> None:
-        super().__init__(files, member, "trainer")
+    def __init__(self, files: JobFiles, member: Member, lifeline: int = 0) -> None:
+        super().__init__(files, member, "trainer", lifeline)
         start = files.start()
         self.start = start
         self.saver = PartSaver(self.config, self.line.tell, start, files.job())

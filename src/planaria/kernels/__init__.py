@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planaria.errors import ArgumentError
+from planaria.errors import ArgumentError, RowError
 from planaria.kernels import twin
+from planaria.kernels.bags import check_bags, check_pooled
 from planaria.kernels.checks import array, arrays, optional, require, require_apart
 from planaria.kernels.types import (
     Bytes,
@@ -31,6 +32,7 @@ from planaria.kernels.types import (
     Keys,
     OptimizerKind,
     OptimizerRule,
+    PooledFeatures,
     Pooling,
     Records,
     record_words,
@@ -351,19 +353,52 @@ def gradient_sum(grads: Floats, inverse: Index, out: Floats) -> Floats:
     return out
 
 
-def _check_bags(index: Index, offsets: Index, weights: Floats | None, pooling: Pooling) -> None:
-    array("index", index, np.int64, 1)
+class NumberedBags(NamedTuple):
+    """The bags of some features in one arena, one feature behind the other."""
+
+    rows: Index  # the distinct arena rows, in first-seen order
+    inverse: Index  # which of them each id is
+    offsets: Index  # of the bags: int64[features * samples + 1]
+
+
+def number_bags(
+    ids: Index, offsets: Index, samples: int, keys: Index, limits: Index, first_rows: Index
+) -> NumberedBags:
+    """From the ids of a batch to the distinct rows of one arena.
+
+    ids, offsets: the bags of all keys of the batch, `samples` of each, key by key.
+    keys, limits, first_rows: per feature, its key's number, the rows of its table and the first
+    of these in the arena. The features of one table stand side by side, tables in arena order.
+    Raises RowError if an id is not below its table's limit.
+    """
+    array("ids", ids, np.int64, 1)
     array("offsets", offsets, np.int64, 1)
-    require(len(offsets) > 0, "offsets needs one entry more than there are bags")
-    if weights is not None:
-        array("weights", weights, np.float32, 1, shape=(len(index),))
+    array("keys", keys, np.int64, 1)
+    array("limits", limits, np.int64, 1, shape=keys.shape)
+    array("first_rows", first_rows, np.int64, 1, shape=keys.shape)
+    bags = len(offsets) - 1
     require(
-        pooling in tuple(Pooling), f"there is no pooling {pooling!r}; use Pooling.SUM or others"
+        samples >= 0 and bags >= 0 and (bags % samples == 0 if samples else bags == 0),
+        f"offsets needs an entry per key and sample, and one more, not {bags + 1}",
     )
-    require(
-        (pooling == Pooling.WEIGHTED) == (weights is not None),
-        "weights go with weighted pooling, and only with it",
-    )
+    counts = np.zeros(len(keys), np.int64)  # ids of each feature
+    if samples and len(keys):
+        known = bags // samples
+        require(
+            0 <= keys.min() <= keys.max() < known, f"keys must be numbers from 0 to {known - 1}"
+        )
+        counts = np.diff(offsets[::samples])[keys]
+    require(bool((counts >= 0).all() and (counts <= len(ids)).all()), twin.OFFSETS)
+    total = int(counts.sum())
+    found = NumberedBags(*(np.empty(n, np.int64) for n in (total, total, len(keys) * samples + 1)))
+    distinct: int = _backend.number_bags(ids, offsets, samples, keys, limits, first_rows, *found)
+    if distinct < 0:
+        feature = int(np.searchsorted(np.cumsum(counts), -1 - distinct, side="right"))
+        raise RowError(
+            f"feature {feature} has an id outside 0 to {limits[feature] - 1}, which are the rows "
+            "of its table"
+        )
+    return found._replace(rows=found.rows[:distinct])
 
 
 def pool(
@@ -371,23 +406,26 @@ def pool(
     index: Index,
     offsets: Index,
     weights: Floats | None = None,
-    pooling: Pooling = Pooling.SUM,
+    pooling: Pooling | PooledFeatures = Pooling.SUM,
     out: Floats | None = None,
     prefetch_rows: int = PREFETCH_ROWS,
 ) -> Floats:
     """out[b] = sum, mean or weighted sum of values[index[i]], offsets[b] <= i < offsets[b + 1].
 
-    An empty bag gives zeros.
+    An empty bag gives zeros. With several features, the bags of a sample go into the columns of
+    one row of `out`; columns that are not theirs are left alone.
     """
     array("values", values, np.float32, 2)
-    _check_bags(index, offsets, weights, pooling)
-    shape = (len(offsets) - 1, values.shape[1])
+    dim = values.shape[1]
+    features = check_bags(index, offsets, weights, pooling)
     if out is None:
-        out = np.empty(shape, np.float32)
-    array("out", out, np.float32, 2, writable=True, shape=shape)
+        samples = (len(offsets) - 1) // len(features.columns)
+        out = np.empty((samples, int(features.columns[-1]) + dim), np.float32)
+    check_pooled("out", out, offsets, dim, features)
+    array("out", out, np.float32, 2, writable=True)
     require(prefetch_rows >= 0, f"prefetch_rows must be 0 or more, not {prefetch_rows}")
-    require_apart([out], [values, index, offsets, *optional(weights)])
-    _backend.pool(values, index, offsets, weights, int(pooling), prefetch_rows, out)
+    require_apart([out], [values, index, offsets, *features, *optional(weights)])
+    _backend.pool(values, index, offsets, weights, *features, prefetch_rows, out)
     return out
 
 
@@ -397,26 +435,28 @@ def pool_backward(
     offsets: Index,
     out: Floats,
     weights: Floats | None = None,
-    pooling: Pooling = Pooling.SUM,
+    pooling: Pooling | PooledFeatures = Pooling.SUM,
 ) -> Floats:
-    """The gradient of each distinct row from the gradients of the bags, summed in id order."""
-    array("grads", grads, np.float32, 2)
-    _check_bags(inverse, offsets, weights, pooling)
-    require(len(grads) == len(offsets) - 1, f"{len(grads)} gradients, {len(offsets) - 1} bags")
-    array("out", out, np.float32, 2)
-    array("out", out, np.float32, 2, writable=True, shape=(len(out), grads.shape[1]))
-    require_apart([out], [grads, inverse, offsets, *optional(weights)])
-    _backend.pool_backward(grads, inverse, offsets, weights, int(pooling), out)
+    """The gradient of each distinct row from those of the pooled rows, summed in id order."""
+    features = check_bags(inverse, offsets, weights, pooling)
+    array("out", out, np.float32, 2, writable=True)
+    check_pooled("grads", grads, offsets, out.shape[1], features)
+    require_apart([out], [grads, inverse, offsets, *features, *optional(weights)])
+    _backend.pool_backward(grads, inverse, offsets, weights, *features, out)
     return out
 
 
-def weight_backward(grads: Floats, values: Floats, index: Index, offsets: Index) -> Floats:
+def weight_backward(
+    grads: Floats,
+    values: Floats,
+    index: Index,
+    offsets: Index,
+    pooling: Pooling | PooledFeatures = Pooling.SUM,
+) -> Floats:
     """The gradient of the weights of weighted bags: dot(grads[bag], values[index[i]])."""
-    array("grads", grads, np.float32, 2)
+    features = check_bags(index, offsets, None, pooling)
     array("values", values, np.float32, 2)
-    array("values", values, np.float32, 2, shape=(len(values), grads.shape[1]))
-    _check_bags(index, offsets, None, Pooling.SUM)
-    require(len(grads) == len(offsets) - 1, f"{len(grads)} gradients, {len(offsets) - 1} bags")
+    check_pooled("grads", grads, offsets, values.shape[1], features)
     out = np.empty(len(index), np.float32)
-    _backend.weight_backward(grads, values, index, offsets, out)
+    _backend.weight_backward(grads, values, index, offsets, features.columns, out)
     return out

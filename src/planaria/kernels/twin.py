@@ -183,13 +183,62 @@ def gradient_sum(grads: Floats, inverse: Index, out: Floats) -> None:
     np.add.at(out, inverse[~first], grads[~first])
 
 
+OFFSETS = "offsets must start with 0, never fall, and end with the number of ids"
+
+
+def number_bags(
+    ids: Index,
+    offsets: Index,
+    samples: int,
+    keys: Index,
+    limits: Index,
+    first_rows: Index,
+    rows: Index,
+    inverse: Index,
+    bags: Index,
+) -> int:
+    check_offsets(offsets, len(ids))
+    _check_features(limits, first_rows)
+    bags[0] = 0
+    arena_rows = [np.empty(0, np.int64)]
+    done = 0
+    for feature, key in enumerate(keys.tolist() if samples else []):
+        own = offsets[key * samples : (key + 1) * samples + 1]
+        named = ids[own[0] : own[-1]]
+        outside = np.flatnonzero((named < 0) | (named >= limits[feature]))
+        if len(outside):
+            return -1 - (done + int(outside[0]))
+        arena_rows.append(named + first_rows[feature])
+        bags[feature * samples + 1 : (feature + 1) * samples + 1] = done + own[1:] - own[0]
+        done += len(named)
+    return dedup(np.concatenate(arena_rows), rows, inverse)
+
+
+def _check_features(limits: Index, first_rows: Index) -> None:
+    if ((limits < 0) | (limits > 2**40)).any():
+        raise ArgumentError("limits must be 0 to 2^40")
+    if (first_rows > 2**60).any():
+        raise ArgumentError("first_rows must be 2^60 at most")
+    behind = first_rows + limits
+    same = first_rows[1:] == first_rows[:-1]
+    fits = np.where(same, behind[1:] == behind[:-1], first_rows[1:] >= behind[:-1])
+    if (len(first_rows) and first_rows[0] < 0) or not fits.all():
+        raise ArgumentError("features must be sorted by table, and tables have no row in common")
+
+
 def _bag_of_each_id(offsets: Index) -> Index:
     return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 
 
 def check_offsets(offsets: Index, ids: int) -> None:
     if offsets[0] != 0 or offsets[-1] != ids or (offsets[1:] < offsets[:-1]).any():
-        raise ArgumentError("offsets must start with 0, never fall, and end with the number of ids")
+        raise ArgumentError(OFFSETS)
+
+
+def _by_bag(pooled: Floats, bags: int, columns: Index, dim: int) -> Floats:
+    """The columns of each feature of pooled rows, one feature behind the other: [bags, dim]."""
+    each = pooled[:, columns[:, None] + np.arange(dim)]  # [samples, features, dim]
+    return np.ascontiguousarray(each.swapaxes(0, 1)).reshape(bags, dim)
 
 
 def pool(
@@ -197,25 +246,27 @@ def pool(
     index: Index,
     offsets: Index,
     weights: Floats | None,
-    pooling: int,
+    poolings: Index,
+    columns: Index,
     prefetch_rows: int,
     out: Floats,
 ) -> None:
     check_offsets(offsets, len(index))
     check_range(index, len(values), "index")
-    out[:] = 0
-    sizes = np.diff(offsets)
+    sizes, dim = np.diff(offsets), values.shape[1]
+    pooled = np.zeros((len(sizes), dim), np.float32)
     for nth in range(int(sizes.max(initial=0))):
         bags = np.flatnonzero(sizes > nth)
         ids = offsets[bags] + nth
         term = values[index[ids]]
         if weights is not None:
             term = weights[ids, None] * term
-        out[bags] = term if nth == 0 else out[bags] + term
-    if pooling == Pooling.MEAN:
-        several = sizes > 1
-        counts = sizes.astype(np.float32)
-        out[several] = out[several] / counts[several, None]
+        pooled[bags] = term if nth == 0 else pooled[bags] + term
+    several = (sizes > 1) & np.repeat(poolings == Pooling.MEAN, len(out))
+    pooled[several] = pooled[several] / sizes.astype(np.float32)[several, None]
+    features = pooled.reshape(len(columns), len(out), dim)
+    for column, feature in zip(columns.tolist(), features, strict=True):
+        out[:, column : column + dim] = feature
 
 
 def pool_backward(
@@ -223,23 +274,25 @@ def pool_backward(
     inverse: Index,
     offsets: Index,
     weights: Floats | None,
-    pooling: int,
+    poolings: Index,
+    columns: Index,
     out: Floats,
 ) -> None:
     check_offsets(offsets, len(inverse))
-    bag = _bag_of_each_id(offsets)
-    expanded = grads[bag]
-    if pooling == Pooling.MEAN:
-        sizes = np.diff(offsets).astype(np.float32)
-        expanded = expanded / sizes[bag, None]
-    elif weights is not None:
+    sizes = np.diff(offsets)
+    by_bag = _by_bag(grads, len(sizes), columns, out.shape[1])
+    several = (sizes > 1) & np.repeat(poolings == Pooling.MEAN, len(grads))
+    by_bag[several] = by_bag[several] / sizes.astype(np.float32)[several, None]
+    expanded = by_bag[_bag_of_each_id(offsets)]
+    if weights is not None:
         expanded = weights[:, None] * expanded
     gradient_sum(expanded, inverse, out)
 
 
 def weight_backward(
-    grads: Floats, values: Floats, index: Index, offsets: Index, out: Floats
+    grads: Floats, values: Floats, index: Index, offsets: Index, columns: Index, out: Floats
 ) -> None:
     check_offsets(offsets, len(index))
     check_range(index, len(values), "index")
-    out[:] = fold(grads[_bag_of_each_id(offsets)] * values[index])
+    by_bag = _by_bag(grads, len(offsets) - 1, columns, values.shape[1])
+    out[:] = fold(by_bag[_bag_of_each_id(offsets)] * values[index])

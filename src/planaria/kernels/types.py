@@ -56,6 +56,13 @@ class Pooling(IntEnum):
     WEIGHTED = 2
 
 
+class PooledFeatures(NamedTuple):
+    """Bags of several features of the same samples, feature by feature, pooled side by side."""
+
+    poolings: Index  # Pooling of each; WEIGHTED for all or for none
+    columns: Index  # of the pooled rows: where each one's begin, in rising order
+
+
 class OptimizerRule(NamedTuple):
     """One optimizer step's numbers. Momentum's factor is beta1."""
 

@@ -1,8 +1,9 @@
 """Planaria for PyTorch users, with TorchRec's names."""
 
-from planaria.torch.batches import Batches
+from planaria.torch.configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from planaria.torch.embeddings import EmbeddingBag, EmbeddingBagCollection, EmbeddingCollection
 from planaria.torch.jagged import JaggedTensor
-from planaria.torch.keeping import Keeper
+from planaria.torch.job import Job, connect
 from planaria.torch.keyed import KeyedTensor
 from planaria.torch.keyed_jagged import KeyedJaggedTensor
 from planaria.torch.optimizers import SGD, Adagrad, Adam, RowwiseAdagrad
@@ -11,10 +12,16 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
-    "Batches",
+    "EmbeddingBag",
+    "EmbeddingBagCollection",
+    "EmbeddingBagConfig",
+    "EmbeddingCollection",
+    "EmbeddingConfig",
     "JaggedTensor",
-    "Keeper",
+    "Job",
     "KeyedJaggedTensor",
     "KeyedTensor",
+    "PoolingType",
     "RowwiseAdagrad",
+    "connect",
 ]

@@ -18,6 +18,14 @@ from planaria.torch.keyed_jagged import KeyedJaggedTensor
 THEIRS = "torchrec.sparse.jagged_tensor"
 
 
+def is_keyed(value: Any) -> bool:
+    """Whether it is a KeyedJaggedTensor, ours or TorchRec's."""
+    if isinstance(value, KeyedJaggedTensor):
+        return True
+    theirs = sys.modules.get("torchrec.sparse.jagged_tensor")
+    return theirs is not None and isinstance(value, theirs.KeyedJaggedTensor)
+
+
 def as_keyed(features: Any) -> tuple[KeyedJaggedTensor, bool]:
     """The features as ours, and whether they came from TorchRec. The tensors are shared."""
     if isinstance(features, KeyedJaggedTensor):

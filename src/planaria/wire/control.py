@@ -57,7 +57,7 @@ class StepDone(Control):
     rank: int
     step: int
     rows: list[int]  # by place: the distinct rows that it updates
-    loss: float
+    loss: float | None  # None of a script, whose loss is its own business
     auc: float | None = None
     normalized_entropy: float | None = None
 
