@@ -19,6 +19,7 @@ from planaria import kernels
 from planaria.cluster import preflight
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption, find_start, load_saved
 from planaria.cluster.run import INTERRUPTED, JobRun
+from planaria.cluster.scripts import Scripts, environment_of, job_of
 from planaria.cluster.scrub import running_jobs
 from planaria.cluster.scrub import scrub as scrub_job
 from planaria.comparing.command import compare_command
@@ -47,6 +48,7 @@ from planaria.files import write_atomically
 from planaria.inspecting import app as data_app
 from planaria.planning.command import plan
 from planaria.schedule import Fault, parse_freeze, parse_kill, resolve
+from planaria.trainer.declaring import Settings
 
 app = typer.Typer(
     add_completion=False,
@@ -79,6 +81,14 @@ Freezes = Annotated[
     typer.Option(
         help="WHO@STEP:SECONDS: SIGSTOP, and SIGCONT after so many seconds. May be given several "
         "times."
+    ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Go on from the newest checkpoint in checkpoint.path. Without a file: with the "
+        "settings that it was saved with.",
     ),
 ]
 ReportFile = Annotated[Path | None, typer.Option(help="Write the report here, as JSON.")]
@@ -117,14 +127,7 @@ def train(
     kill: Kills = None,
     freeze: Freezes = None,
     report: ReportFile = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Go on from the newest checkpoint in checkpoint.path. Without a file: with the "
-            "settings that it was saved with.",
-        ),
-    ] = False,
+    resume: Resume = False,
 ) -> None:
     """Train a job on this machine, and disturb it on purpose if you like.
 
@@ -144,6 +147,17 @@ def train(
     start = replace(start, notes=(*notes, *start.notes))
     run, found = _run("training", job, schedule, report, start)
     show_report(console, found)
+    _leave_if_unsaved(run, found, report)
+
+
+def _show_line(line: str) -> None:
+    """As the script has printed it."""
+    console.print(line, markup=False, soft_wrap=True)
+
+
+def _leave_if_unsaved(run: JobRun, found: dict[str, Any], report: Path | None) -> None:
+    """The job is done; what it was for must be there as well."""
+    job, start = run.config, run.start
     if unwritten := _write(report, found):
         leave(EXIT_FAILED, f"the run is done, but {unwritten}{run.way_back()}")
     if job.saves_last_step and start.step < job.steps:
@@ -151,6 +165,59 @@ def train(
         if all("failed" in save for save in saves):
             why = saves[-1]["failed"] if saves else "nobody told of it"
             leave(EXIT_FAILED, f"the trained model was not saved: {why}{run.way_back()}")
+
+
+@app.command(
+    "run",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+)
+def run_command(
+    script: Annotated[Path, typer.Argument(help="A Python file; options come before it.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="What the script finds in sys.argv.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="A YAML file; docs/config.md lists its keys.")
+    ] = None,
+    sets: Sets = None,
+    kill: Kills = None,
+    freeze: Freezes = None,
+    report: ReportFile = None,
+    resume: Resume = False,
+) -> None:
+    """Run a script of yours as the trainers of a job.
+
+    The script connects with planaria.torch.connect() and loops over job.batches(...); each of the
+    job's `trainers` runs it, with RANK and WORLD_SIZE set. Servers, a coordinator and spares are
+    started for it. A trainer that dies is replaced by a spare, which has run the script up to its
+    first batch, and goes on at the committed step.
+
+    Exit codes are those of planaria train; 1 also where the script has raised an exception.
+    """
+    _check_report(report)
+    if not script.is_file():
+        leave(EXIT_CONFIG, f"{script}: expected a Python file, but there is none")
+    given, _, _ = _read(config, sets, None, None)
+    settings = Settings(str(config) if config else None, sets or [])
+    command = [str(script), *(arguments or ())]
+    variables = environment_of(given, settings)
+    spares = given.script.spares
+    with Scripts(command, given.trainers, spares, variables, _show_line) as scripts:
+        try:
+            job = Config.from_dict(job_of(scripts.declare()))
+            schedule = _schedule(job, kill, freeze)
+        except KeyboardInterrupt:
+            leave(EXIT_INTERRUPTED, f"{INTERRUPTED}; nothing was trained so far")
+        except ConfigError as error:
+            leave(EXIT_CONFIG, str(error))
+        except PlanariaError as error:
+            leave(EXIT_FAILED, str(error))
+        start = _find_start(job, resume)
+        run, found = _run("training", job, schedule, report, start, scripts)
+    show_report(console, found)
+    _leave_if_unsaved(run, found, report)
+    if run.script_code:
+        leave(EXIT_FAILED, f"the job is done, but the script ended with code {run.script_code}")
 
 
 @app.command()
@@ -281,11 +348,15 @@ def _read(
             job, notes = load_saved(sets or ())
         else:
             job = Config.load(path, sets or ())
-        faults: list[Fault] = [parse_kill(text) for text in kill or ()]
-        faults += [parse_freeze(text) for text in freeze or ()]
-        return job, resolve(faults, job), notes
+        return job, _schedule(job, kill, freeze), notes
     except ConfigError as error:
         leave(EXIT_CONFIG, str(error))
+
+
+def _schedule(job: Config, kill: list[str] | None, freeze: list[str] | None) -> list[Fault]:
+    faults: list[Fault] = [parse_kill(text) for text in kill or ()]
+    faults += [parse_freeze(text) for text in freeze or ()]
+    return resolve(faults, job)
 
 
 def _find_start(job: Config, resume: bool) -> Resumption:
@@ -313,10 +384,11 @@ def _run(
     schedule: Sequence[Fault],
     report: Path | None,
     start: Resumption = FROM_THE_BEGINNING,
+    scripts: Scripts | None = None,
 ) -> tuple[JobRun, dict[str, Any]]:
     display = Display(console, title, job)
     try:
-        run = JobRun(job, schedule, display, start)
+        run = JobRun(job, schedule, display, start, scripts=scripts)
     except PlanariaError as error:
         leave(EXIT_CONFIG, str(error))
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from types import TracebackType
 from typing import Any
@@ -76,7 +77,9 @@ class Display:
         at_work = [fact for fact in (progress.waiting_for, progress.working) if fact]
         if not progress.step_at:
             return at_work or ["starting"]
-        facts = [f"step {progress.step} of {self.config.steps}", f"loss {progress.loss:.4f}"]
+        facts = [f"step {progress.step} of {self.config.steps}"]
+        if not math.isnan(progress.loss):  # that of a script is its own business
+            facts.append(f"loss {progress.loss:.4f}")
         if progress.auc is not None:
             facts.append(f"AUC {progress.auc:.3f}")
         rate = _rate(progress, self.config)

@@ -18,8 +18,10 @@ from typing import NoReturn
 
 from planaria.cluster.files import JobFiles
 from planaria.cluster.nursery import serve
+from planaria.cluster.scripts import run_script
 from planaria.cluster.transport import raise_descriptor_limit
 from planaria.control.supervising import (
+    EXIT_DONE,
     EXIT_FAILED,
     EXIT_FENCED,
     EXIT_ORPHAN,
@@ -53,6 +55,8 @@ def _end(code: int, last_words: str) -> NoReturn:
 def main() -> int:
     raise_descriptor_limit()
     role, *rest = sys.argv[1:]
+    if role == "script":
+        return _run_script(rest)
     if role == "nursery":
         _end_with_the_supervisor(signal.SIGKILL)
         if supervisor_is_gone():
@@ -61,6 +65,22 @@ def main() -> int:
         return 0
     folder, member, *number = rest
     return work(folder, role, member, int(number[0]) if number else None)
+
+
+def _run_script(command: list[str]) -> int:
+    """A user's script. What it raises ends the job: it would be raised again."""
+    _end_with_the_supervisor(signal.SIGKILL)
+    try:
+        run_script(command)
+    except JobOver as over:
+        _end(EXIT_FENCED if str(over) == FENCED else EXIT_DONE, str(over))
+    except Exception as error:
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename != command[0]:
+            frames = frames.tb_next  # ours are not the user's business
+        traceback.print_exception(error.with_traceback(frames or error.__traceback__))
+        return EXIT_REFUSED
+    return EXIT_DONE
 
 
 def _end_with_the_supervisor(told: signal.Signals) -> None:

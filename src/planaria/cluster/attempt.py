@@ -21,6 +21,7 @@ from planaria.cluster.events import Exited, JobEvent, Note, Observer
 from planaria.cluster.files import Beginning, JobFiles
 from planaria.cluster.launcher import LocalLauncher
 from planaria.cluster.node import limits_of
+from planaria.cluster.scripts import Scripts
 from planaria.cluster.transport import Transport
 from planaria.config import Config
 from planaria.control.losses import Losses
@@ -69,8 +70,10 @@ class Attempt:
         losses: Losses,
         observers: Sequence[Observer],
         fingerprint: Fingerprint | None = None,
+        scripts: Scripts | None = None,
     ) -> None:
         """fingerprint: what trainers must agree with, where that is known already."""
+        self._scripts = scripts
         self.config = config
         self.beginning = beginning
         self.saves = saves
@@ -93,7 +96,8 @@ class Attempt:
             self.transport = Transport(SUPERVISOR, keys, bind, limits_of(self.config))
             address = self.transport.address.encode()
             write_atomically(self.files.folder / "supervisor.address", address)
-            self.launcher = LocalLauncher(self.config, self.files).__enter__()
+            launcher = LocalLauncher(self.config, self.files, self._scripts)
+            self.launcher = launcher.__enter__()
         except OSError as error:
             self.files.remove()
             raise ClusterError(
@@ -183,6 +187,7 @@ class Attempt:
         now = time.monotonic()
         for envelope in self.transport.receive():
             self._on_message(envelope, now)
+        self._tend_scripts()
         for member, ended in self.launcher.ended():
             role = self.machine.children[member].role if member in self.machine.children else ""
             self._forget(member)
@@ -197,6 +202,16 @@ class Attempt:
         self._act()
         for observer in self._observers:
             observer.on_tick(now, self)
+
+    def _tend_scripts(self) -> None:
+        if self._scripts is not None:
+            numbers = {
+                self.launcher.pid(member): rank
+                for rank, member in enumerate(self.machine.trainers)
+                if member in self.launcher.processes
+            }
+            self._scripts.ranks(numbers)
+            self._scripts.tend()
 
     def _act(self) -> None:
         for action in self.machine.take():

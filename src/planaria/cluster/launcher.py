@@ -19,9 +19,11 @@ from pathlib import Path
 
 from planaria.cluster.files import HOME, JobFiles
 from planaria.cluster.nursery import IMPORTS, Forked, Nursery, borrow, give_back
+from planaria.cluster.scripts import Script, Scripts
 from planaria.config import Config
 from planaria.control.supervising import Ended
 from planaria.exactness import environment
+from planaria.trainer.declaring import Assignment
 from planaria.wire.messages import Member
 
 ERRORS = "PLANARIA_ERRORS"  # a variable of the coordinator's; see _our_errors
@@ -37,14 +39,16 @@ OOM_COUNTS = (
 @dataclass
 class Process:
     role: str
-    handle: subprocess.Popen[bytes] | Forked
+    handle: subprocess.Popen[bytes] | Forked | Script
     descriptor: int  # becomes readable when it ends
 
 
 class LocalLauncher:
     """Use it as a context manager; leaving it leaves no process behind."""
 
-    def __init__(self, config: Config, files: JobFiles) -> None:
+    def __init__(self, config: Config, files: JobFiles, scripts: Scripts | None = None) -> None:
+        """scripts: what trainers are, where they run a user's."""
+        self._scripts = scripts
         self.config = config
         self.files = files
         self.processes: dict[Member, Process] = {}
@@ -56,7 +60,7 @@ class LocalLauncher:
         self._oom_kills = oom_kills()
 
     def __enter__(self) -> LocalLauncher:
-        for role in IMPORTS:
+        for role in IMPORTS if self._scripts is None else ("server",):
             with contextlib.suppress(OSError):  # without it, processes start the slow way
                 self._nurseries[role] = borrow(role, self._environment(role))
                 self._epoll.register(self._nurseries[role].fileno(), select.EPOLLIN)
@@ -76,7 +80,13 @@ class LocalLauncher:
 
     def start(self, role: str, member: Member, number: int | None) -> None:
         """A process that cannot be started is one that has ended."""
-        if role in self._nurseries:
+        if role == "trainer" and self._scripts is not None:
+            part = Assignment(str(self.files.folder), member, number)
+            try:
+                self._keep(role, member, self._scripts.place(part, self.files.log(member)))
+            except OSError as error:
+                self._not_started(member, error)
+        elif role in self._nurseries:
             self._unborn.append((role, member, number))
             self._bear()
         else:
@@ -114,7 +124,9 @@ class LocalLauncher:
     def _not_started(self, member: Member, error: OSError) -> None:
         self._failed.append((member, Ended(1, f"it could not be started: {error}")))
 
-    def _keep(self, role: str, member: Member, handle: subprocess.Popen[bytes] | Forked) -> None:
+    def _keep(
+        self, role: str, member: Member, handle: subprocess.Popen[bytes] | Forked | Script
+    ) -> None:
         try:
             descriptor = os.pidfd_open(handle.pid)
         except OSError as error:  # nobody could tell of its end
@@ -243,7 +255,7 @@ def _our_errors(role: str) -> Iterator[list[int]]:
             os.close(copy)
 
 
-def _close_input(handle: subprocess.Popen[bytes] | Forked) -> None:
+def _close_input(handle: subprocess.Popen[bytes] | Forked | Script) -> None:
     if handle.stdin is not None:
         with contextlib.suppress(BrokenPipeError):
             handle.stdin.close()

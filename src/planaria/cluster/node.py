@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planaria.cluster.files import JobFiles
@@ -183,6 +184,8 @@ class MemberNode(Node):
 
 def limits_of(config: Config) -> Limits:
     """How large the messages of a job can be."""
+    if config.script.parameters is not None:
+        return Limits.of_job(config, config.script.parameters)
     model = config.model
     layers = dlrm_layers(model.tables, model.dim, model.bottom, model.top)
     return Limits.of_job(config, sum(layer.parameters for layer in layers))
@@ -193,7 +196,21 @@ def _can_wait(envelope: Envelope) -> bool:
     return isinstance(envelope.message, Delta)
 
 
+_log: list[Path] = []
+
+
+def log_into(path: Path) -> None:
+    """Where standard error is a user's own."""
+    _log[:] = [path]
+
+
 def log(line: str) -> None:
     """Standard error is the process's log. A disk that is full costs a line, not a process."""
     with contextlib.suppress(OSError):
-        print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+        said = f"{time.strftime('%H:%M:%S')} {line}\n"
+        if _log:
+            with _log[0].open("a") as file:
+                file.write(said)
+        else:
+            sys.stderr.write(said)
+            sys.stderr.flush()

@@ -81,7 +81,7 @@ def check(
 
 def memory_needed(config: Config) -> Memory:
     records = parity = history = 0
-    touched = config.batch * config.model.tables  # distinct rows of a step, at most
+    touched = _touched(config)
     for arena in config.arenas:
         layout = config.layout.arena(arena.rows)
         data = sum(layout.data_records(place) for place in config.layout.places)
@@ -97,8 +97,15 @@ def memory_needed(config: Config) -> Memory:
     return Memory(records, parity, history, servers * SERVER_BYTES + of_trainers)
 
 
+def _touched(config: Config) -> int:
+    """Distinct rows of a step, at most."""
+    return max(config.batch * len(config.tables), config.trainers * config.script.ids)
+
+
 def _dense_words(config: Config) -> int:
-    """Weights and optimizer state, the last deltas of them, and a gradient."""
+    """Weights and optimizer state, the last two states of them, and a gradient."""
+    if config.script.parameters is not None:
+        return 10 * config.script.parameters
     parameters = sum(
         layer.parameters
         for layer in dlrm_layers(
@@ -110,7 +117,7 @@ def _dense_words(config: Config) -> int:
 
 def _batch_bytes(config: Config) -> int:
     """Of all trainers: embeddings and their gradients, as looked up and as pushed."""
-    return config.batch * config.model.tables * config.model.dim * 4 * 4
+    return _touched(config) * max(table.dim for table in config.tables) * 4 * 4
 
 
 def _memory_problems(config: Config, facts: Facts) -> Iterator[str]:

@@ -159,14 +159,16 @@ class Reporter(Watcher):
             return
         progress = self.progress
         self._starting = False
-        progress.step, progress.loss = done.step, done.loss
+        progress.step = done.step
+        progress.loss = float("nan") if done.loss is None else done.loss
         progress.working = progress.waiting_for = ""
         if done.auc is not None:
             progress.auc, progress.normalized_entropy = done.auc, done.normalized_entropy
         progress.step_at.append((done.step, at))
         if len(progress.step_at) > 2 * STEPS_KEPT:
             del progress.step_at[:STEPS_KEPT]
-        self.curve.append((done.step, done.loss))
+        if done.loss is not None:
+            self.curve.append((done.step, done.loss))
         if len(self.curve) > 2 * CURVE_POINTS:
             del self.curve[1::2]  # every second, so that it stays a curve of the whole run
         for failure in progress.failures:

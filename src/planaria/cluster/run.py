@@ -23,6 +23,7 @@ from planaria.cluster.files import ANY_JOB, Beginning, home
 from planaria.cluster.injecting import Injector
 from planaria.cluster.reporting import Observe, Progress, Reporter, counted
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption
+from planaria.cluster.scripts import Scripts
 from planaria.cluster.transport import raise_descriptor_limit
 from planaria.config import Config, describe_protection
 from planaria.control.losses import Losses
@@ -52,6 +53,8 @@ POLL_S = 0.01
 
 def check_data(config: Config) -> None:
     """Whether the built-in model can be trained: its tables, and a first sample."""
+    if config.data.source == "script":
+        return
     if len(config.arenas) > 1:
         raise ConfigError(
             f"tables: the built-in model has tables of one dim and one optimizer, but these need "
@@ -75,10 +78,13 @@ class JobRun:
         start: Resumption = FROM_THE_BEGINNING,
         observers: Sequence[Observer] = (),
         injector: Injector | None = None,
+        scripts: Scripts | None = None,
     ) -> None:
         """start: where the job begins, as planaria.cluster.resuming finds it. injector: what to
-        strike with, instead of what follows the schedule.
+        strike with, instead of what follows the schedule. scripts: the trainers, where they run a
+        user's.
         """
+        self.scripts = scripts
         self.strategy = config.strategy
         check_data(config)
         config, self.decision = settle(config)
@@ -95,6 +101,7 @@ class JobRun:
         self.saves = SaveMachine(config, start.step, time.monotonic())
         self.saves.extra.update(self.losses.to_save())
         self._interrupted = 0
+        self.script_code = 0  # with which the scripts have ended
         self._fingerprint: Fingerprint | None = start.fingerprint
 
     @property
@@ -159,6 +166,7 @@ class JobRun:
             self.losses,
             [*self.observers, _Interrupts(self)],
             self._fingerprint,
+            self.scripts,
         )
         self._processes = attempt
         with attempt:
@@ -167,6 +175,8 @@ class JobRun:
                 f"{counted(config.trainers, 'trainer')} start; the job's folder is {attempt.folder}"
             )
             verdict = attempt.run()
+            if verdict.sentence is None and self.scripts is not None:
+                self.script_code = self.scripts.see_out()
         self._fingerprint = attempt.fingerprint
         if verdict.sentence is None or verdict.lost:
             return verdict.sentence

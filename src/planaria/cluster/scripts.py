@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import runpy
 import signal
 import socket
 import subprocess
@@ -18,18 +19,23 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
+from planaria.cluster.files import HOME
+from planaria.config import Config
 from planaria.errors import ClusterError
+from planaria.exactness import environment
 from planaria.trainer.declaring import (
     MOST_BYTES,
+    SETTINGS,
     SOCKET,
     Assignment,
     Declaration,
     Refusal,
     Reply,
+    Settings,
     difference,
 )
 
@@ -271,8 +277,6 @@ class Scripts:
 
 def run_script(command: Sequence[str]) -> None:
     """What a script's process does: the same as `python script.py`."""
-    import runpy
-
     path, *arguments = command
     sys.argv = [path, *arguments]
     sys.path.insert(0, str(Path(path).resolve().parent))
@@ -280,14 +284,24 @@ def run_script(command: Sequence[str]) -> None:
     sys.stdout.flush()
 
 
-def environment_of(inherited: Mapping[str, str], threads: int) -> dict[str, str]:
+def job_of(declared: Declaration) -> dict[str, Any]:
+    """The configuration of a script's job: what was set, and what it has declared."""
+    script = {"parameters": declared.parameters, "ids": declared.ids}
+    return {
+        **declared.config,
+        "tables": declared.tables,
+        "steps": declared.steps,
+        "batch": declared.batch,
+        "script": {**declared.config["script"], **script},
+        "data": {**declared.config["data"], "source": "script", "path": None},
+    }
+
+
+def environment_of(config: Config, settings: Settings) -> dict[str, str]:
     """As torchrun does it: several trainers share this machine."""
-    given = {name: value for name, value in inherited.items() if name not in (SOCKET,)}
-    given.setdefault("OMP_NUM_THREADS", str(threads))
-    given.setdefault("OMP_WAIT_POLICY", "passive")
-    return given
-
-
-def close_socket(number: int) -> None:
-    with contextlib.suppress(OSError):
-        os.close(number)
+    inherited = {name: value for name, value in os.environ.items() if name != HOME}
+    return {
+        **inherited,
+        **environment(config),
+        SETTINGS: msgspec.json.encode(settings).decode(),
+    }

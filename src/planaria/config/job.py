@@ -69,10 +69,19 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    source: Annotated[str, choice("synthetic", "criteo")] = "synthetic"
+    source: Annotated[str, choice("synthetic", "criteo", "script")] = "synthetic"
     path: Annotated[str | None, or_null(text("the path of a file", r"[^\0]+"))] = None
     zipf: Annotated[float, number("a number from 0 to 1.5", lambda x: 0 <= x <= 1.5)] = 1.05
     test_samples: Annotated[int, whole(0, 2**40)] = 20_000
+
+
+@dataclass(frozen=True)
+class ScriptConfig:
+    """A trainer that is a user's script: its spares, and what it has declared of itself."""
+
+    spares: Annotated[int, whole(0, MAX_PROCESSES)] = 1
+    parameters: Annotated[int | None, or_null(whole(0, 2**40))] = None
+    ids: Annotated[int, whole(0, 2**40)] = 0
 
 
 @dataclass(frozen=True)
@@ -171,6 +180,7 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    script: ScriptConfig = field(default_factory=ScriptConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     rebuild: RebuildConfig = field(default_factory=RebuildConfig)
     history: HistoryConfig = field(default_factory=HistoryConfig)

@@ -16,7 +16,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,31 @@ import numpy as np
 import torch
 
 from planaria.cluster.files import JobFiles
+from planaria.cluster.node import log_into
 from planaria.cluster.trainer_node import TrainerNode
 from planaria.config import Config
 from planaria.errors import ArgumentError, ConfigError, OutsideJob
 from planaria.kernels.types import Floats, Index
 from planaria.optimizers import Optimizer
+from planaria.torch.alone import start_alone
 from planaria.torch.averaging import DenseGradients
 from planaria.torch.batches import Batches
-from planaria.torch.features import bind_all, made_tables
+from planaria.torch.features import FeatureTables, bind_all, made_tables
 from planaria.torch.keeping import Keeper, digest, seed_torch
 from planaria.torch.looking_ahead import Ahead, find_features
 from planaria.torch.optimizers import SparseOptimizer
 from planaria.torch.routed import JobRouter
 from planaria.torch.sparse import SparseStep
 from planaria.trainer.client import Client
-from planaria.trainer.declaring import MOST_BYTES, SOCKET, Assignment, Declaration, Reply
+from planaria.trainer.declaring import (
+    MOST_BYTES,
+    SETTINGS,
+    SOCKET,
+    Assignment,
+    Declaration,
+    Reply,
+    Settings,
+)
 from planaria.wire.control import StepDone
 
 STARTED = "the job has started; do this before the first batch"
@@ -60,24 +71,28 @@ def connect(config: Mapping[str, Any] | str | Path | None = None, **overrides: A
     for name, value in overrides.items():
         both = isinstance(value, Mapping) and isinstance(given.get(name), Mapping)
         given[name] = {**given[name], **value} if both else value
-    Config.from_dict(given)  # so that what is wrong is said here
-    number = os.environ.get(SOCKET)
-    if number is None:
-        from planaria.torch.alone import start_alone
-
-        return Job(given, start_alone(given))
-    return Job(given, socket.socket(fileno=int(number)))
+    number, world_size = os.environ.get(SOCKET), int(os.environ.get("WORLD_SIZE", "1"))
+    if given.setdefault("trainers", world_size) != world_size:
+        raise ConfigError(
+            f"trainers: the script wants {given['trainers']}, but {world_size} run it; start it "
+            f"with planaria run --set trainers={given['trainers']}"
+        )
+    command = msgspec.json.decode(os.environ.get(SETTINGS, "null"), type=Settings | None)
+    path, sets = (command.path, command.sets) if command else (None, [])
+    whole = Config.load(Path(path) if path else None, [*sets, f"trainers={world_size}"], given)
+    line = socket.socket(fileno=int(number)) if number else start_alone()
+    return Job(whole, line)
 
 
 class Job:
     """This process's part in a job."""
 
-    def __init__(self, given: dict[str, Any], line: socket.socket) -> None:
+    def __init__(self, config: Config, line: socket.socket) -> None:
+        self.config = config
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0"))
         self.step = 0
         """The last one that is done; during a step, the one before it."""
-        self._given = given
         self._line = line
         self._kept: dict[str, object] = {}
         self._client: Client | None = None
@@ -127,7 +142,7 @@ class Job:
                 workers=workers,
                 world_size=self.world_size,
                 rank=rank,
-                seed=int(self._given.get("seed", 0)),
+                seed=self.config.seed,
             )
 
         return self._loop(plan, batch_size)
@@ -169,9 +184,7 @@ class Job:
 
     # ------------------------------------------------------------------ the loop
 
-    def _loop(
-        self, plan: Callable[[int], Batches], batch_size: int
-    ) -> Generator[Any, None, None]:
+    def _loop(self, plan: Callable[[int], Batches], batch_size: int) -> Generator[Any, None, None]:
         batches = plan(max(self.rank, 0))
         self._begin(batches, batch_size)
         assert self._client is not None
@@ -192,13 +205,12 @@ class Job:
         """Declares this trainer, and waits for its part in the job."""
         if batches.steps is None:
             raise ArgumentError("batches: the dataset has no length; give it samples, or epochs")
-        config = Config.from_dict(self._given)
         collections = made_tables()
         if not collections:
             raise OutsideJob("batches: there is no collection of tables; make the model first")
-        self._optimizers = _optimizers_of(collections)
+        self._optimizers = _numbered_optimizers(collections)
         self._collections = collections
-        tables, arenas = bind_all(collections, config.optimizer_rule, self)
+        tables, _ = bind_all(collections, self.config.optimizer_rule, self)
         kept = {**self._kept}
         for number, optimizer in enumerate(self._optimizers):
             kept.setdefault(f"tables.optimizer{number}", optimizer)
@@ -207,7 +219,7 @@ class Job:
         self._steps = batches.steps
         first = find_features(batches.batch(1), collections)
         declaration = Declaration(
-            config=self._given,
+            config=self.config.to_dict(),
             tables=[_as_declared(table) for table in tables],
             steps=batches.steps,
             batch=batch_size * self.world_size,
@@ -230,11 +242,11 @@ class Job:
 
     def _join(self, part: Assignment) -> None:
         files = JobFiles(Path(part.folder))
+        log_into(files.log(part.member))
         self._node = TrainerNode(files, part.member, lifeline=self._line.fileno())
         config = self.config = self._node.config
         self._dims = [arena.dim for arena in config.arenas]
         self._router = JobRouter(config)
-        self._lr_of = _lrs_by_arena(config, self._collections)
         client = self._node.begin(part.rank, self._keeper.freeze(), digest)
         self.rank, self.step, state = client.start()
         if self.step or part.rank is None:
@@ -270,7 +282,7 @@ class Job:
     def _on_backward(self) -> None:
         """Somewhere in a backward: at its end, the gradients leave."""
         now = self._in_step("backward")
-        if now.backwards and now.called:
+        if now.called:
             return
         now.called = True
         torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
@@ -296,16 +308,20 @@ class Job:
         routed = self._router.route([rows for rows, _ in gradients])
         alone = self.world_size == 1
         dense = np.zeros(0, np.float32) if alone else self._dense.collect()
-        lrs = [lr(now.step) for lr in self._lr_of]
+        lrs = [self._lr(arena.optimizer.group, now.step) for arena in self.config.arenas]
         self._client.push(now.step, routed.rows, routed.split(per_arena), lrs, dense)
         done = StepDone(rank=self.rank, step=now.step, rows=routed.counts, loss=None)
         self._node.line.tell(done)
         if not alone:
             self._dense.spread(self._client.sum(now.step), self.world_size)
 
+    def _lr(self, group: int, step: int) -> float:
+        """Of an optimizer by its number; 0: of tables without one of their own."""
+        return float(self._optimizers[group - 1].lr) if group else self.config.lr(step)
+
     # ------------------------------------------------------------------ rows
 
-    def _lookup(self, rows: list[Index]) -> list[Floats]:
+    def _lookup(self, rows: Sequence[Index]) -> list[Floats]:
         """Of now: before the gradients have left as of the step before, and then as of this one."""
         assert self._client is not None
         now = self._in_step("forward")
@@ -351,41 +367,24 @@ class _Lookups:
     def __init__(self, job: Job) -> None:
         self._job = job
 
-    def lookup(self, rows: list[Index]) -> list[Floats]:
+    def lookup(self, rows: Sequence[Index]) -> list[Floats]:
         return self._job._lookup(rows)
 
 
-def _optimizers_of(collections: list[Any]) -> list[SparseOptimizer]:
-    """Each once, in the order of the collections."""
-    found = {id(own.optimizer): own.optimizer for own in collections if own.optimizer is not None}
-    return list(found.values())
-
-
-def _lrs_by_arena(config: Config, collections: list[Any]) -> list[Callable[[int], float]]:
-    """Per arena: what its learning rate is, given the step."""
-    by_table: list[SparseOptimizer | None] = [
-        own.optimizer for own in collections for _ in own.tables
-    ]
-    found: list[Callable[[int], float]] = []
-    for arena in config.arenas:
-        drivers = {id(by_table[table]): by_table[table] for table in arena.table_ids.tolist()}
-        found.append(_one_lr(list(drivers.values()), config))
+def _numbered_optimizers(collections: list[FeatureTables]) -> list[SparseOptimizer]:
+    """Each once, in the order of the collections. Tables of different ones, however alike, lie in
+    different arenas: their learning rates may go different ways.
+    """
+    found: list[SparseOptimizer] = []
+    for own in collections:
+        if own.optimizer is None:
+            continue
+        if not any(own.optimizer is one for one in found):
+            found.append(own.optimizer)
+        number = next(n for n, one in enumerate(found) if one is own.optimizer)
+        rule = replace(own.optimizer.rule(), group=number + 1)
+        own.tables = [replace(table, optimizer=rule) for table in own.tables]
     return found
-
-
-def _one_lr(
-    drivers: list[SparseOptimizer | None], config: Config
-) -> Callable[[int], float]:
-    def lr(step: int) -> float:
-        rates = {config.lr(step) if one is None else float(one.lr) for one in drivers}
-        if len(rates) > 1:
-            raise ArgumentError(
-                "tables of equal size and optimizer have different learning rates: give their "
-                "collections one optimizer object, or optimizers that differ from the start"
-            )
-        return rates.pop()
-
-    return lr
 
 
 def _as_declared(table: Any) -> dict[str, Any]:
@@ -395,6 +394,6 @@ def _as_declared(table: Any) -> dict[str, Any]:
         "name": table.name,
         "rows": table.rows,
         "dim": table.dim,
-        "optimizer": msgspec.to_builtins(optimizer),
-        "initial": msgspec.to_builtins(table.initial),
+        "optimizer": optimizer and asdict(optimizer),
+        "initial": table.initial and asdict(table.initial),
     }

@@ -53,9 +53,7 @@ class Ahead:
         self.batch: Any = None
         self.started = False
 
-    def look(
-        self, collections: Sequence[FeatureTables], ask: Callable[[list[Index]], Any]
-    ) -> None:
+    def look(self, collections: Sequence[FeatureTables], ask: Callable[[list[Index]], Any]) -> None:
         """Takes the next batch and asks for its rows."""
         batch = next(self._batches)
         prepared = find_features(batch, collections)

@@ -26,19 +26,24 @@ class Routed:
     def rows(self) -> dict[int, list[Index]]:
         """Per place and arena: record numbers there."""
         return {
-            place: [part.indices[runs[place]] for part, runs in zip(self.parts, self.runs)]
+            place: [
+                part.indices[runs[place]] for part, runs in zip(self.parts, self.runs, strict=True)
+            ]
             for place in range(len(self.runs[0]))
         }
 
     @property
     def counts(self) -> list[int]:
         """Rows by place, over all arenas."""
-        return np.sum([part.counts for part in self.parts], axis=0).tolist()
+        counts: list[int] = np.sum([part.counts for part in self.parts], axis=0).tolist()
+        return counts
 
     def gather(self, found: dict[int, list[Floats]]) -> list[Floats]:
         """Per arena float32[n, dim], in the order of the rows, of what each place has answered."""
         gathered = []
-        for arena, (part, runs, dim) in enumerate(zip(self.parts, self.runs, self.dims)):
+        for arena, (part, runs, dim) in enumerate(
+            zip(self.parts, self.runs, self.dims, strict=True)
+        ):
             values = np.empty((len(part.order), dim), np.float32)
             for place, run in enumerate(runs):
                 values[part.order[run]] = found[place][arena]
@@ -48,11 +53,13 @@ class Routed:
     def split(self, per_arena: Sequence[Floats]) -> dict[int, list[Floats]]:
         """The other way round: per place and arena."""
         ordered = [
-            kernels.gather(np.ascontiguousarray(values).view(np.uint32), part.order).view(np.float32)
-            for values, part in zip(per_arena, self.parts)
+            kernels.gather(np.ascontiguousarray(values).view(np.uint32), part.order).view(
+                np.float32
+            )
+            for values, part in zip(per_arena, self.parts, strict=True)
         ]
         return {
-            place: [values[runs[place]] for values, runs in zip(ordered, self.runs)]
+            place: [values[runs[place]] for values, runs in zip(ordered, self.runs, strict=True)]
             for place in range(len(self.runs[0]))
         }
 
@@ -66,7 +73,7 @@ class JobRouter:
 
     def route(self, rows: Sequence[Index]) -> Routed:
         """rows: per arena, distinct arena rows."""
-        parts = [router.partition(own) for router, own in zip(self._routers, rows)]
+        parts = [router.partition(own) for router, own in zip(self._routers, rows, strict=True)]
         runs = []
         for part in parts:
             ends = np.cumsum(part.counts).tolist()

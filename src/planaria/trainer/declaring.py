@@ -12,7 +12,15 @@ from typing import Any
 import msgspec
 
 SOCKET = "PLANARIA_SOCKET"  # a variable: the number of a script's end of its socket
+SETTINGS = "PLANARIA_SETTINGS"  # another one: what the command line says, as JSON
 MOST_BYTES = 1 << 20  # of one message: so many tables can be declared
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Of the command that runs a script: a configuration file, and what --set overrides."""
+
+    path: str | None
+    sets: list[str]
 
 
 class Declaration(msgspec.Struct, frozen=True):
@@ -27,7 +35,7 @@ class Declaration(msgspec.Struct, frozen=True):
     kept: str  # a fingerprint of what it keeps
 
 
-class Assignment(msgspec.Struct, frozen=True):
+class Assignment(msgspec.Struct, frozen=True, tag=True):
     """A process's part in the job; without a rank it waits for one in the job itself."""
 
     folder: str
@@ -35,7 +43,7 @@ class Assignment(msgspec.Struct, frozen=True):
     rank: int | None
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class Refusal(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 

@@ -28,6 +28,8 @@ from planaria.wire.messages import (
 GENEROSITY = 2
 HEADER_BYTES = 64 << 10  # all that a header says, but for names: numbers, shapes, a sentence
 NAMED_BYTES = 1 << 10  # a member in an install: its name, twice, and its address
+SCRIPT_STATE_BYTES = 64 << 20
+SCRIPT_IDS = 1 << 20  # that a script's batch may have, however few its first one had
 SMALLEST_ARRAYS = 1 << 20  # so that no job's limits are tight by accident
 
 
@@ -66,6 +68,8 @@ class Limits:
         # Dense Adam has the most state: three words for each parameter, and one more.
         exact[DenseGradient] = exact[DenseSum] = 4 * dense_parameters
         exact[DenseCopy] = 4 * (3 * dense_parameters + 1)
+        if config.script.parameters is not None:  # whatever a script keeps beside them
+            exact[DenseCopy] += 4 * dense_parameters + SCRIPT_STATE_BYTES
         arrays = {kind: max(GENEROSITY * n, SMALLEST_ARRAYS) for kind, n in exact.items()}
         members = config.servers + config.spares + config.trainers
         return cls(
@@ -85,9 +89,11 @@ def _of_arena(config: Config, arena: Arena) -> dict[type[Any], int]:
     # A trainer names each row once. The last lookup is that of its share of the held-out samples.
     samples = -(-max(config.batch, config.data.test_samples) // config.trainers)
     named = min(samples * tables, data_records)
+    if config.script.parameters is not None:  # bags of any size
+        named = min(max(8 * config.script.ids, SCRIPT_IDS), data_records)
     # All trainers' rows of one step, as one owner has them; on one holder each has one parity
     # record.
-    touched = min(config.batch * tables, data_records)
+    touched = min(max(config.batch * tables, config.trainers * named), data_records)
     # A place has one mate of each record at most, and is asked for what a lookup wants or for a
     # piece of the sweep.
     decoded = min(max(named, config.rebuild.chunk), records)
