@@ -79,7 +79,7 @@ def _run_script(command: list[str]) -> int:
         while frames is not None and frames.tb_frame.f_code.co_filename != command[0]:
             frames = frames.tb_next  # ours are not the user's business
         traceback.print_exception(error.with_traceback(frames or error.__traceback__))
-        return EXIT_REFUSED
+        os._exit(EXIT_REFUSED)  # at once: what the script holds must not seem to be done with
     return EXIT_DONE
 
 

@@ -41,12 +41,14 @@ from planaria.files import write_atomically
 from planaria.wire.codec import Envelope
 from planaria.wire.control import (
     DataEnded,
+    LastStep,
     Listening,
     Obeyed,
     PartFailed,
     PartSaved,
     Ready,
     Reloaded,
+    SaveWanted,
     StepDone,
     Tell,
     Told,
@@ -293,6 +295,11 @@ class Attempt:
                 self._on_reloaded(what)
             case DataEnded():
                 self._on_data_ended(what)
+            case LastStep():
+                self.saves.end_at(what.step, now)
+                self.config = self.machine.config = self.saves.config
+            case SaveWanted():
+                self.saves.save_soon()
         self.emit(member, what)
 
     def _publish_coordinator(self, address: str) -> None:

@@ -137,6 +137,12 @@ class PartSaver:
         self.last_done = self._last_step is None or start >= self._last_step
         """Whether nothing of the last step is still to be saved here."""
 
+    def end_at(self, step: int) -> None:
+        """The job ends here, before the step that its configuration names."""
+        if self._last_step is not None and step < self._last_step:
+            self._last_step = step
+            self.last_done |= self._seen >= step
+
     @property
     def writing(self) -> bool:
         return self._thread is not None and self._thread.is_alive()

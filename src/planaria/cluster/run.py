@@ -175,6 +175,7 @@ class JobRun:
                 f"{counted(config.trainers, 'trainer')} start; the job's folder is {attempt.folder}"
             )
             verdict = attempt.run()
+            self.config = self.reporter.config = attempt.config  # a script may end before its time
             if verdict.sentence is None and self.scripts is not None:
                 self.script_code = self.scripts.see_out()
         self._fingerprint = attempt.fingerprint

@@ -158,7 +158,7 @@ class Scripts:
         self._placed: list[Script] = []
 
     def __enter__(self) -> Scripts:
-        for rank in range(self.trainers):
+        for rank in [*range(self.trainers), *[SPARE] * self.spares]:
             self._start(rank)
         return self
 
@@ -180,7 +180,8 @@ class Scripts:
     def declare(self) -> Declaration:
         """Waits until all trainers have reached their first batch, and agree."""
         told = time.monotonic()
-        while missing := [one for one in self._waiting if one.declared is None]:
+        first_ranks = self._waiting[: self.trainers]
+        while missing := [one for one in first_ranks if one.declared is None]:
             for script in missing:
                 script.look()
                 if script.declared is None and script.poll() is not None:
@@ -191,7 +192,7 @@ class Scripts:
                 self.say(f"waiting for the script's first batch: rank {ranks}")
             self.show()
             time.sleep(POLL_S)
-        first, *others = (one.declared for one in self._waiting)
+        first, *others = (one.declared for one in first_ranks)
         assert first is not None
         for rank, other in enumerate(others, 1):
             assert other is not None

@@ -126,6 +126,8 @@ class ServerNode(MemberNode):
         most: the pushes of the next wait for this server's vote.
         """
         server, store = self.server, self.server.store
+        if server.last is not None:
+            self.saver.end_at(server.last)
         step = self.saver.due(server.step, self.orders)
         if store is None or step is None:
             return
@@ -133,7 +135,7 @@ class ServerNode(MemberNode):
             self.saver.missed(step, server.place)
         elif server.whole:
             self.saver.save(step, server.place, lambda: self._take(store, step))
-        elif step == self.config.steps:
+        elif step in (self.config.steps, server.last):
             self.saver.not_yet(step)  # nothing comes after it: it is saved when all is rebuilt
         else:
             self.saver.fail(step, server.place, "this server is being rebuilt")
@@ -143,7 +145,8 @@ class ServerNode(MemberNode):
         order = self.orders.base
         rule = self.priorities if self.orders.partial else None
         whole = self.orders.save_all and step == self.orders.save_at
-        if whole or (self.config.saves_last_step and step == self.config.steps):
+        last = step in (self.config.steps, self.server.last)
+        if whole or (self.config.saves_last_step and last):
             rule = None  # a model to go on from: all rows of one step
             order = Base(keep_from=order.keep_from) if whole else order
         if rule is None:

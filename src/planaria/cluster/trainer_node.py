@@ -115,6 +115,8 @@ class TrainerNode(MemberNode):
         trainer = self.trainer
         if trainer.rank != 0 or trainer.blank:
             return
+        if trainer.last is not None:
+            self.saver.end_at(trainer.last)
         step = self.saver.due(trainer.dense.step, self.orders)
         if step is None:
             return

@@ -8,7 +8,7 @@ work that the driver takes, does elsewhere, and tells the outcome of.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from planaria.checkpoints import DENSE, PartSummary, Saved, plan_next
@@ -99,6 +99,7 @@ class SaveMachine:
         elif pace is not None:
             pace.tell = self.notes.append
         self._tries = 0  # left, to save the current step before the job is left
+        self._wanted = False  # by somebody, once
         self._ahead = Ahead()
         self._places = {DENSE, *config.layout.places}
         self._pending: dict[int, Pending] = {}
@@ -162,6 +163,9 @@ class SaveMachine:
             if (step := self._ahead.next(now, margin)) is not None:
                 self.save_at = min(step, self.config.steps)
                 self.save_all = True
+        elif self._wanted and (step := self._ahead.next(now, 1.0)) is not None:
+            self._wanted = False
+            self.save_at = min(step, self.config.steps)
         elif self.pace and (wanted := self.pace.next(now)) is not None:
             self.save_at = wanted
 
@@ -172,6 +176,18 @@ class SaveMachine:
         self._tries = TRIES if step is None else 1
         if step is not None:
             self.save_at, self.save_all = step, True
+
+    def save_soon(self) -> None:
+        """Somebody wants a checkpoint: of the first step that all can be told of in time."""
+        self._wanted = True
+
+    def end_at(self, step: int, now: float) -> None:
+        """The job ends with this step, before the one that its configuration names."""
+        if step < self.config.steps:
+            self._pending.pop(self.config.steps, None)
+            self.config = replace(self.config, steps=step)
+            if self.config.saves_last_step and not self._is_settled(step):
+                self._pending.setdefault(step, Pending(now))
 
     @property
     def saved_now(self) -> bool | None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -51,7 +52,7 @@ from planaria.trainer.declaring import (
     Reply,
     Settings,
 )
-from planaria.wire.control import StepDone
+from planaria.wire.control import LastStep, SaveWanted, StepDone
 
 STARTED = "the job has started; do this before the first batch"
 
@@ -173,6 +174,13 @@ class Job:
         finally:
             now.sparse = training
 
+    def save(self) -> None:
+        """Asks for a checkpoint of one of the next steps, which all can be told of in time."""
+        if self.config.checkpoint.path is None:
+            raise ConfigError("save: there is nowhere to save to; set checkpoint.path")
+        self._in_step("save")
+        self._node.line.tell(SaveWanted())
+
     def current_step(self) -> SparseStep:
         """What collections ask for; see planaria.torch.sparse."""
         return self._in_step("forward").sparse
@@ -195,8 +203,24 @@ class Job:
                 self._start_step(step, ahead)
                 yield ahead.batch
                 self._end_step()
+        except GeneratorExit:
+            if sys.is_finalizing():  # not the loop was left, but the script
+                raise
+            self._leave_early()
+            raise
         finally:
             ahead.close()
+        self._finish()
+
+    def _leave_early(self) -> None:
+        """The loop was left before its end. What was learnt in this step counts."""
+        if self._in_step("the end of a loop").pushed:
+            self._end_step()
+        self._node.line.tell(LastStep(step=self.step))
+        self._finish()
+
+    def _finish(self) -> None:
+        assert self._client is not None
         self._now = None
         self._client.finish()
         self._node.join()

@@ -93,6 +93,16 @@ class DataEnded(Control):
     samples: int
 
 
+class LastStep(Control):
+    """A script has left its loop: no step follows this one."""
+
+    step: int
+
+
+class SaveWanted(Control):
+    """A script wants a checkpoint."""
+
+
 class PartSaved(Control):
     """A process's part of a checkpoint is durable."""
 
@@ -222,6 +232,8 @@ Told: TypeAlias = (
     | Working
     | StepDone
     | Waiting
+    | LastStep
+    | SaveWanted
     | HeldOut
     | Short
     | DataEnded
