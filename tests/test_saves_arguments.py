@@ -9,18 +9,8 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from test_arguments import (
-    OUT_OF_RANGE,
-    SHARED,
-    Kernel,
-    floats,
-    ints,
-    raw,
-    refused,
-    words,
-    wrong_kinds,
-    wrong_natively,
-)
+from small_arrays import floats, ints, raw, words
+from test_arguments import OUT_OF_RANGE, SHARED, Kernel, refused, wrong_kinds, wrong_natively
 from test_saves_kernels import public_functions
 
 from planaria.errors import ArgumentError, RowError

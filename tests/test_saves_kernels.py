@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from test_arguments import ints
+from small_arrays import ints
 from test_kernels import THREADS, Arrays, Case, bits, everywhere, properties, run_case, some_of
 
 from planaria import kernels
