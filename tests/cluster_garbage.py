@@ -84,7 +84,7 @@ def impossible() -> list[Message]:
         Push(**lookup, indices=[rows(0)], gradients=[floats(8)], lrs=[0.1]),
         Push(**lookup, indices=[rows(0)], gradients=[], lrs=[0.1]),
         Push(**lookup, indices=[rows(0)], gradients=[floats(1, 8)], lrs=[]),
-        Push(**lookup, indices=[rows(0)], gradients=[floats(1, 8)], lrs=[float("nan")]),
+        Push(**lookup, indices=[rows(0)], gradients=[floats(1, 8)], lrs=[float("inf")]),
         Push(**lookup, indices=[rows(0)], gradients=[floats(1, 8)], lrs=[-0.1]),
         Push(**lookup, indices=[rows(0, 0)], gradients=[floats(2, 8)], lrs=[0.1]),
         Delta(view=FIRST, place=77, step=6, indices=[rows(0)], deltas=[words(1, 16)]),

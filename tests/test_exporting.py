@@ -68,7 +68,8 @@ def test_the_newest_checkpoint_becomes_files_that_numpy_reads(tmp_path: Path) ->
     assert sum(told) == 3 * 70
     facts = json.loads((out / "model.json").read_text())
     assert facts["step"] == 9
-    assert facts["tables"][0] == {"name": CONFIG.tables[0].name, "rows": 70, "dim": 4}
+    first = {"name": CONFIG.tables[0].name, "rows": 70, "dim": 4, "optimizer": "adagrad"}
+    assert facts["tables"][0] == first
     dense = np.load(out / "dense.npz")
     assert [dense[name].shape for name in dense] == [
         *((6, 13), (6,), (4, 6), (4,)),

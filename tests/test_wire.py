@@ -35,6 +35,7 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     Records: arrays(np.uint32, st.tuples(st.integers(0, 4), st.integers(0, 3))),
     list[str]: st.lists(TEXTS, max_size=3),
     list[int]: st.lists(NUMBERS, max_size=3),
+    list[float]: st.lists(st.floats(allow_nan=False), max_size=3),
     dict[str, str]: st.dictionaries(TEXTS, TEXTS, max_size=3),
 }
 for _array in (Index, Floats, Records):
@@ -182,7 +183,8 @@ def test_every_frame_is_one_array_and_every_array_one_frame() -> None:
         with pytest.raises(WireError):
             decode(TOKEN, wrong)
     for numbers in ([1, 1, 3], [2, 1, 3], [1, 3, 3]):
-        message = ["Push", 0, 1, [[n, [1]] for n in numbers[:2]], [[numbers[2], [1, 2]]], NO_VIEW]
+        indices, gradients = [[n, [1]] for n in numbers[:2]], [[numbers[2], [1, 2]]]
+        message = ["Push", 0, 1, indices, gradients, [0.1], NO_VIEW]
         header = msgspec.msgpack.encode(["me", "", message])
         with pytest.raises(WireError, match="names no frame, or not its own"):
             decode(TOKEN, [TOKEN, header, *push[2:]])

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO
 
@@ -43,7 +44,7 @@ from planaria.exits import (
     leave,
     leave_if_unprinted,
 )
-from planaria.exporting import check_free, export, open_model
+from planaria.exporting import FORMATS, check_free, export, open_model
 from planaria.files import write_atomically
 from planaria.inspecting import app as data_app
 from planaria.planning.command import plan
@@ -292,15 +293,23 @@ def export_command(
     checkpoints: Annotated[str, typer.Argument(help="checkpoint.path of a job: a folder or URL.")],
     out: Annotated[Path, typer.Argument(help="A folder that does not exist yet.")],
     step: Annotated[int | None, typer.Option(help="Of which step; without, the newest.")] = None,
+    to: Annotated[str, typer.Option(help=f"What reads it: {', '.join(FORMATS)}.")] = "numpy",
+    optimizer: Annotated[
+        bool, typer.Option("--optimizer", help="What optimizers keep for each row as well.")
+    ] = False,
 ) -> None:
-    """Write a trained model out of its checkpoint, as files that NumPy reads.
+    """Write a trained model out of its checkpoint, as files for NumPy, torch or safetensors.
 
-    OUT gets tables/NAME.npy, float32[rows, dim]; dense.npz with the weights and biases of both
-    MLPs; and model.json, which says what they are. Every byte that is used is checked.
+    OUT gets tables/NAME.npy, float32[rows, dim], or tables.pt, or tables.safetensors; the weights
+    and biases of both MLPs in dense.npz, or dense.pt, or dense.safetensors; and model.json, which
+    says what they are. Every byte that is used is checked, and rows are streamed: a model may be
+    larger than the memory.
 
     Exit codes: 0 done, 1 the checkpoint is damaged or writing failed, 2 there is nothing to export,
     or OUT cannot be made.
     """
+    if to not in FORMATS:
+        leave(EXIT_CONFIG, f"--to: expected {', '.join(FORMATS)}, got {to!r}")
     try:
         check_free(out)
         checkpoint = open_model(checkpoints, step, console.print)
@@ -312,7 +321,8 @@ def export_command(
         rows = sum(table.rows for table in checkpoint.manifest.tables)
         with Progress(console=console) as bar:
             task = bar.add_task(f"step {checkpoint.step}", total=rows)
-            export(checkpoint, out, lambda more: bar.advance(task, more))
+            more = partial(bar.advance, task)
+            export(checkpoint, out, more, to=to, with_state=optimizer)
     except DamagedCheckpoint as error:
         leave(EXIT_FAILED, f"{error}; an earlier one can be named with --step")
     except PlanariaError as error:

@@ -16,6 +16,7 @@ own history asks for.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,14 @@ from planaria.errors import ArgumentError
 from planaria.kernels.types import OptimizerKind, OptimizerRule, record_words
 
 NAMES = tuple(kind.name.lower() for kind in OptimizerKind)
+
+
+class StatePart(NamedTuple):
+    """Something that an optimizer keeps for each row: a vector, or with shape () one number."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,22 @@ class Optimizer:
     def record_words(self, dim: int) -> int:
         """Size of a record in 4-byte words."""
         return record_words(self.kind, dim)
+
+    def state_parts(self, dim: int) -> list[StatePart]:
+        """What follows the weights in a record, in order, by torch's names."""
+        floats = {
+            OptimizerKind.SGD: (),
+            OptimizerKind.MOMENTUM: ("momentum_buffer",),
+            OptimizerKind.ADAGRAD: ("sum",),
+            OptimizerKind.ROWWISE_ADAGRAD: (),
+            OptimizerKind.ADAM: ("exp_avg", "exp_avg_sq"),
+        }[self.kind]
+        parts = [StatePart(name, (dim,)) for name in floats]
+        if self.kind == OptimizerKind.ROWWISE_ADAGRAD:
+            parts.append(StatePart("sum", ()))
+        if self.kind == OptimizerKind.ADAM:
+            parts.append(StatePart("step", (), "int32"))
+        return parts
 
     def initial_state(self, dim: int) -> NDArray[np.uint32]:
         state = np.zeros(self.record_words(dim) - dim, np.float32)

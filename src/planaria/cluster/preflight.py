@@ -81,7 +81,6 @@ def check(
 
 def memory_needed(config: Config) -> Memory:
     records = parity = history = 0
-    touched = _touched(config)
     for arena in config.arenas:
         layout = config.layout.arena(arena.rows)
         data = sum(layout.data_records(place) for place in config.layout.places)
@@ -89,6 +88,7 @@ def memory_needed(config: Config) -> Memory:
         records += data * arena.words * 4 + held // 8  # and a bit that says whether it is valid
         parity += (held - data) * arena.words * 4
         change = (arena.words * 4 + 8) * (1 + config.r)  # a delta and an index, here and there
+        touched = _touched(config, len(arena.table_ids))
         history += min(touched, arena.rows) * change * config.history.steps
     servers = config.servers + config.spares + 2  # the coordinator and a nursery are as large
     of_trainers = config.trainers * (TRAINER_BYTES + 4 * _dense_words(config)) + _batch_bytes(
@@ -97,9 +97,9 @@ def memory_needed(config: Config) -> Memory:
     return Memory(records, parity, history, servers * SERVER_BYTES + of_trainers)
 
 
-def _touched(config: Config) -> int:
-    """Distinct rows of a step, at most."""
-    return max(config.batch * len(config.tables), config.trainers * config.script.ids)
+def _touched(config: Config, tables: int) -> int:
+    """Distinct rows of a step in so many tables, at most; a script's bags may be of any size."""
+    return max(config.batch, config.trainers * config.script.ids // len(config.tables)) * tables
 
 
 def _dense_words(config: Config) -> int:
@@ -117,13 +117,13 @@ def _dense_words(config: Config) -> int:
 
 def _batch_bytes(config: Config) -> int:
     """Of all trainers: embeddings and their gradients, as looked up and as pushed."""
-    return _touched(config) * max(table.dim for table in config.tables) * 4 * 4
+    return sum(_touched(config, 1) * table.dim for table in config.tables) * 4 * 4
 
 
 def _memory_problems(config: Config, facts: Facts) -> Iterator[str]:
     needed = memory_needed(config)
     if facts.memory_bytes is not None and needed.total > facts.memory_bytes:
-        key, advice = _what_to_lower(needed)
+        key, advice = _what_to_lower(config, needed)
         yield (
             f"{key}: the job needs {_size(needed.total)} of memory on this machine (records "
             f"{_size(needed.records)}, parity {_size(needed.parity)}, history "
@@ -132,15 +132,16 @@ def _memory_problems(config: Config, facts: Facts) -> Iterator[str]:
         )
 
 
-def _what_to_lower(needed: Memory) -> tuple[str, str]:
+def _what_to_lower(config: Config, needed: Memory) -> tuple[str, str]:
     """The key that takes most, and what to do."""
     if needed.processes > needed.total // 2:
         return "trainers", "lower trainers, servers, spares or batch"
     if needed.history > needed.total // 2:
         return "history.steps", "lower it or batch"
     cheaper = " or parity, raise k" if needed.parity else ""
-    advice = f"lower model.rows, model.dim{cheaper}, or take an optimizer with less state"
-    return "model.rows", advice
+    key = "model.rows" if config.declared_tables is None else "tables"
+    advice = f"lower rows, dim{cheaper}, or take an optimizer with less state"
+    return key, advice
 
 
 def _memory_notes(config: Config, facts: Facts) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from planaria.config import Config
 from planaria.config.text import read_override
 from planaria.errors import CheckpointError, ConfigError
 from planaria.exactness import Fingerprint
+from planaria.tables import Table
 
 # What decides the bits of a step beside tables and optimizer; servers, parity and k do not.
 MUST_STAY = ("seed", "batch", "trainers", "model.bottom", "model.top", "data.source", "data.zipf")
@@ -127,10 +128,12 @@ def _resume(config: Config, folder: str, found: Found) -> Resumption:
 
 def _require_fit(config: Config, checkpoint: Checkpoint) -> None:
     saved, step = checkpoint.manifest, checkpoint.step
-    if saved.tables != config.tables:
+    before, after = _shapes(saved.tables), _shapes(config.tables)
+    if before != after or not _same_arenas(config, saved):
+        key = "model" if config.declared_tables is None else "tables"
         raise ConfigError(
-            f"model: expected the tables of the checkpoint of step {step}, {_shape(saved.tables)}, "
-            f"got {_shape(config.tables)}; {AS_BEFORE}"
+            f"{key}: expected the tables of the checkpoint of step {step}, {_said(saved.tables)}, "
+            f"got {_said(config.tables)}; {AS_BEFORE}"
         )
     was, now = asdict(saved.optimizer), asdict(config.optimizer_rule)
     pairs = [(f"optimizer.{name}", was[name], now[name]) for name in was if name != "lr"]
@@ -153,6 +156,9 @@ def _require_fit(config: Config, checkpoint: Checkpoint) -> None:
 def _changes(config: Config, saved: Manifest) -> list[str]:
     paths = [*MAY_CHANGE, *(["steps"] if config.optimizer.schedule == "linear" else [])]
     found = [(path, *_both(config, saved, path)) for path in paths]
+    for number, (old, new) in enumerate(zip(saved.tables, config.tables, strict=True)):
+        if old.optimizer and new.optimizer:
+            found.append((f"tables.{number}.optimizer.lr", old.optimizer.lr, new.optimizer.lr))
     return [
         f"{path} was {before} and is {after} from here on: the digest will be another"
         for path, before, after in found
@@ -169,6 +175,25 @@ def _both(config: Config, saved: Manifest, path: str) -> tuple[Any, Any]:
     return values[0], values[1]
 
 
-def _shape(tables: Any) -> str:
-    sizes = ", ".join(f"{table.rows} x {table.dim}" for table in tables[:4])
+def _shapes(tables: Sequence[Table]) -> list[Table]:
+    """Without learning rates, which may change."""
+    return [
+        table
+        if table.optimizer is None
+        else replace(table, optimizer=replace(table.optimizer, lr=0))
+        for table in tables
+    ]
+
+
+def _same_arenas(config: Config, saved: Manifest) -> bool:
+    """Learning rates that have become equal, or different, put tables together otherwise."""
+    old, new = ([a.table_ids.tolist() for a in some] for some in (saved.arenas(), config.arenas))
+    return old == new
+
+
+def _said(tables: Sequence[Table]) -> str:
+    sizes = ", ".join(
+        f"{t.rows} x {t.dim}" + (f" ({t.optimizer.name})" if t.optimizer else "")
+        for t in tables[:4]
+    )
     return f"{len(tables)} ({sizes}{', ...' if len(tables) > 4 else ''})"

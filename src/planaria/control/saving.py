@@ -163,7 +163,7 @@ class SaveMachine:
             if (step := self._ahead.next(now, margin)) is not None:
                 self.save_at = min(step, self.config.steps)
                 self.save_all = True
-        elif self._wanted and (step := self._ahead.next(now, 1.0)) is not None:
+        elif self._wanted and (step := self._ahead.next(now, 1)) is not None:
             self._wanted = False
             self.save_at = min(step, self.config.steps)
         elif self.pace and (wanted := self.pace.next(now)) is not None:

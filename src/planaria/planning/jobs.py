@@ -23,8 +23,8 @@ def inputs_of(job: Config, step_seconds: float) -> dict[str, Any]:
         "trainers": job.trainers,
         "hours": max(job.steps * step_seconds / 3600, LEAST_HOURS),
         "model_gb": sizes.model / 1e9,
-        "dim": job.model.dim,
-        "optimizer": job.optimizer.name,
+        "dim": _mean_dim(job),
+        "optimizer": max(job.arenas, key=lambda arena: arena.rows * arena.words).optimizer.name,
         "touched_mb": sizes.touched / 1e6,
         "k": job.k,
         "history_steps": job.history.steps,
@@ -45,7 +45,7 @@ def memory_of_job(job: Config) -> Memory:
     """Of one of its servers, by the same reckoning as a plan's."""
     sizes, servers = _sizes(job), job.servers
     variant = job.cpr.variant if job.strategy == "cpr" else "vanilla"
-    rows = sum(job.model.table_rows) / servers
+    rows = sum(arena.rows for arena in job.arenas) / servers
     return memory_of(
         records=sizes.model / servers,
         touched=sizes.touched / servers,
@@ -53,7 +53,7 @@ def memory_of_job(job: Config) -> Memory:
         k=job.layout.k,
         r=job.r,
         in_background=job.checkpoint.saves and job.checkpoint.mode == "async",
-        priorities=priority_bytes(variant, rows, job.model.dim, job.cpr.rho),
+        priorities=priority_bytes(variant, rows, _mean_dim(job), job.cpr.rho),
     )
 
 
@@ -65,10 +65,20 @@ class _Sizes(NamedTuple):
 
 
 def _sizes(job: Config) -> _Sizes:
-    record = WORD * job.optimizer_rule.record_words(job.model.dim)
-    # At most: every sample has another row of every table.
-    touched = sum(min(job.batch, rows) for rows in job.model.table_rows)
-    return _Sizes(sum(job.model.table_rows) * record, touched * record)
+    model = touched = 0
+    tables = job.tables
+    for arena in job.arenas:
+        model += arena.rows * WORD * arena.words
+        # At most: every sample has another row of every table.
+        rows = sum(min(job.batch, tables[number].rows) for number in arena.table_ids)
+        touched += rows * WORD * arena.words
+    return _Sizes(model, touched)
+
+
+def _mean_dim(job: Config) -> int:
+    """Of a row: a plan knows one dim."""
+    weights = sum(arena.rows * arena.dim for arena in job.arenas)
+    return max(1, round(weights / sum(arena.rows for arena in job.arenas)))
 
 
 def _backup_hours(job: Config, step_seconds: float) -> float | None:

@@ -135,7 +135,8 @@ class Scar(Priorities):
     def __init__(self, store: Store, rho: float, share: float) -> None:
         super().__init__(store, rho, share)
         self.copies: list[Records] = [
-            np.ascontiguousarray(arena.records[: arena.data_records, : arena.arena.dim])
+            # Under sgd a record is its weights, and only a true copy is not the arena itself.
+            np.array(arena.records[: arena.data_records, : arena.arena.dim], order="C")
             for arena in store.arenas
         ]
 

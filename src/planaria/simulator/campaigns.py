@@ -20,7 +20,7 @@ from planaria.optimizers import Optimizer
 from planaria.simulator.checks import Failure
 from planaria.simulator.faults import Faults
 from planaria.simulator.network import NETWORKS
-from planaria.simulator.toy import ToyJob
+from planaria.simulator.toy import ToyJob, ToyTable
 from planaria.simulator.world import World
 from planaria.wire.messages import (
     Delta,
@@ -46,7 +46,12 @@ SHAPES = (  # servers, k, r, trainers
 )
 OPTIMIZERS = ("sgd", "adagrad", "adam")
 DROPS = (0.0, 0.0, 0.0, 0.02, 0.1)
-TABLES = (((24, 2),), ((24, 2),), ((13, 3), (9, 2), (7, 3)))  # the last: two arenas
+MOMENTUM = Optimizer("momentum", lr=0.03)  # none of OPTIMIZERS, so it always makes an arena
+TABLES: tuple[tuple[ToyTable, ...], ...] = (
+    ((24, 2),),
+    ((24, 2),),
+    ((13, 3), (9, 2, MOMENTUM), (7, 3)),  # two arenas, two rules, two learning rates
+)
 STARTS = (0, 0, 0, 3)  # the step of the checkpoint that everybody starts from
 CHUNK_SEEDS = 20
 
