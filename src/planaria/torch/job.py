@@ -331,7 +331,7 @@ class Job:
         per_arena = [own if self.world_size == 1 else own * scale for _, own in gradients]
         routed = self._router.route([rows for rows, _ in gradients])
         alone = self.world_size == 1
-        dense = np.zeros(0, np.float32) if alone else self._dense.collect()
+        dense = np.zeros(0, np.float32) if alone else self._dense.collect(self.rank)
         lrs = [self._lr(arena.optimizer.group, now.step) for arena in self.config.arenas]
         self._client.push(now.step, routed.rows, routed.split(per_arena), lrs, dense)
         done = StepDone(rank=self.rank, step=now.step, rows=routed.counts, loss=None)
