@@ -1,4 +1,4 @@
-"""What trainers agree on in a step, as one vector: the mean of their gradients, and rank 0's buffers.
+"""What trainers agree on in a step, as one vector: the mean of their gradients, rank 0's buffers.
 
 Behind the gradients stands one number for each parameter: whether there is a gradient at all. So a
 parameter that no trainer has used keeps having none, and torch's optimizers pass it over. Buffers
@@ -43,7 +43,7 @@ class DenseGradients:
                 part.copy_(buffer)
         return vector
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def spread(self, total: Floats, trainers: int) -> None:
         """The sum over all trainers, made everybody's."""
         mean = torch.from_numpy(total[: self._flags] / np.float32(trainers))
