@@ -9,7 +9,7 @@ change, because it cannot know what its predecessor had sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec

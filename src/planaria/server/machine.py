@@ -235,9 +235,7 @@ class ServerMachine(Machine):
         ]
         # Lookups that were answered are asked for again, too.
         lookups = [
-            (step, part)
-            for step, part in ask.lookups
-            if (step, ask.rank, part) not in self.lookups
+            (step, part) for step, part in ask.lookups if (step, ask.rank, part) not in self.lookups
         ]
         dense = self._wanted_dense()
         if pushes or lookups or dense is not None:

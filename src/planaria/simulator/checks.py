@@ -100,10 +100,14 @@ class Oracle:
         members = [*install.servers, *install.trainers]
         machines = [world.processes[m].machine for m in members if m in world.processes]
         keepers = machines[: world.job.keepers]
-        return len(machines) == len(members) and all(keeper.dense for keeper in keepers) and all(
-            machine.view == install.view
-            and (not machine.blank if isinstance(machine, TrainerMachine) else machine.whole)
-            for machine in machines
+        return (
+            len(machines) == len(members)
+            and all(keeper.dense for keeper in keepers)
+            and all(
+                machine.view == install.view
+                and (not machine.blank if isinstance(machine, TrainerMachine) else machine.whole)
+                for machine in machines
+            )
         )
 
     # ------------------------------------------------------------------ at the end

@@ -85,7 +85,13 @@ class Puppet:
             case Prepare() if message.view >= self.promised and message.view > self.view:
                 self.promised = message.view
                 whole = self.is_whole(now)
-                promise = Promise(view=message.view, held=self.step, blank=self.blank, whole=whole)
+                promise = Promise(
+                    view=message.view,
+                    held=self.step,
+                    blank=self.blank,
+                    whole=whole,
+                    dense=not self.blank,
+                )
                 return [(COORDINATOR, promise)]
             case Install() if message.view >= self.promised and message.view >= self.view:
                 return self._install(message, now)
@@ -103,7 +109,10 @@ class Puppet:
                 if self.blank:
                     self.blank, self.step = False, install.committed
                     self.whole_at = now + (REBUILD_S if self.role == "server" else 0.0)
-        return [(COORDINATOR, Installed(view=self.view, whole=self.is_whole(now)))]
+        return [(COORDINATOR, self._installed(now))]
+
+    def _installed(self, now: float) -> Installed:
+        return Installed(view=self.view, whole=self.is_whole(now), dense=not self.blank)
 
     def tick(self, now: float) -> Outbox:
         """Everything that goes by time."""
@@ -115,7 +124,7 @@ class Puppet:
         if self.role == "server" and self.is_whole(now) and not self.told_whole:
             self.told_whole = True
             self.tell(Rebuilt(place=self.number or 0, rows=1, bytes=1), now)
-        outbox: Outbox = [(COORDINATOR, Installed(view=self.view, whole=self.is_whole(now)))]
+        outbox: Outbox = [(COORDINATOR, self._installed(now))]
         if self.step == self.steps and self.last_done and not self.frozen and self.is_whole(now):
             if self.told_in != self.view:
                 self.told_in = self.view

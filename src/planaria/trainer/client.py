@@ -9,10 +9,8 @@ when that is there. Every wait ends: with the job, at the latest.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
 
 from planaria.errors import JobOver

@@ -259,7 +259,8 @@ class TrainerMachine(Machine):
         asked = self.asked.get((answer.step, answer.part))
         if asked is None or not 0 <= answer.place < self.job.servers:
             return False
-        wanted = [(len(index), dim) for index, dim in zip(asked[answer.place], self.job.dims)]
+        of = zip(asked[answer.place], self.job.dims, strict=True)
+        wanted = [(len(index), dim) for index, dim in of]
         return [weights.shape for weights in answer.weights] == wanted
 
     def _start_at(self, copy: DenseCopy) -> None:
