@@ -63,6 +63,11 @@ AHEAD: dict[str, Any] = {
     "count": 4,
     "kinds": ("kill server",),
 }
+OVER: dict[str, Any] = {
+    "count": 8,
+    "within_budget": False,
+    "kinds": ("kill server", "kill trainer", "kill rebuilding", "kill coordinator", "pause server"),
+}
 
 Control = tuple[str, type[World], int, dict[str, Any]]
 """A rule, a world without it, a seed that failed there, and the campaign."""

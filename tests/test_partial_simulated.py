@@ -10,7 +10,6 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -154,10 +153,10 @@ def test_only_the_lost_server_differs_when_it_recovers(undisturbed: PartialWorld
 
 
 class SumsAgain(TrainerMachine):
-    """Rule 12: who lacks a sum that another trainer has is given it, and does not sum again."""
+    """Rule 12: who has a sum gives that; this one gives its gradient, and all sum again."""
 
     def on_install(self, old: Install | None, new: Install) -> None:
-        self.install = msgspec.structs.replace(new, summed=0)
+        self.reduction.sums.clear()
         super().on_install(old, new)
 
 

@@ -20,6 +20,7 @@ from broken_rules import (
     FENCE,
     HARD,
     LATE,
+    OVER,
     SEVERAL_PAUSED,
     TWO_COORDINATORS,
     Control,
@@ -412,13 +413,6 @@ def test_a_missing_fence_is_found_in_more_than_one_of_twenty_schedules(machine: 
     world = broken(machine, kind=OldViews)
     failed = (seed for seed in range(40) if run_seed(seed, world, **FENCE).failed)
     assert len(list(islice(failed, 3))) == 3
-
-
-OVER: dict[str, Any] = {
-    "count": 8,
-    "within_budget": False,
-    "kinds": ("kill server", "kill trainer", "kill rebuilding", "kill coordinator", "pause server"),
-}
 
 
 def test_losing_more_than_the_code_bears_is_named_and_never_wrong() -> None:
