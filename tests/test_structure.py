@@ -36,6 +36,7 @@ ORDER = [
     "trainer",
     "torch",
     "models",
+    "tensors",
     "exporting",
     "coordinator",
     "control",
