@@ -48,6 +48,7 @@ NAME = r"[A-Za-z_]\w*"
 ELSEWHERE = {
     *("prefetchw", "prefetcht0", "prefetcht1", "memcpy", "bgzip", "dd", "true"),
     *("np.take", "np.unique", "torch.optim", "index_add_", "zero_", "async_save", "mmap_mode"),
+    *("np.load", "torch.load", "safe_open"),
     *("fused", "golden", "s", "x", "r"),
     *("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_"),
 }
@@ -128,7 +129,7 @@ def is_true(text: str) -> bool:
         return any(first in known for known in options().values())
     if re.fullmatch(r"[\w./-]+(\.(py|md|hpp|cpp)|/)", text):
         return any((folder / text).exists() for folder in (ROOT, PACKAGE, ROOT / "docs"))
-    if re.fullmatch(rf"{NAME}\.(json|npz|csv|png|html)", text):
+    if re.fullmatch(rf"{NAME}\.(json|npz|pt|safetensors|csv|png|html)", text):
         return text in words() or text.partition(".")[0] in words()
     if setting := re.fullmatch(rf"({NAME}(?:\.{NAME})*)(?:: |=)(.*)", text):
         key, value = setting.groups()

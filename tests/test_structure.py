@@ -36,6 +36,7 @@ ORDER = [
     "dense",
     "server",
     "trainer",
+    "tensors",
     "exporting",
     "coordinator",
     "control",
