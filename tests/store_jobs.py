@@ -25,7 +25,7 @@ class StoreJob:
         self.collections: list[FeatureTables] = list(dict.fromkeys(found))
         self.tables, self.arenas = bind_all(self.collections, optimizer, self)
         layout = Layout(np.zeros((1, 1), np.int32), 1)
-        self.store = Store(self.arenas, layout, 0, optimizer, seed=seed)
+        self.store = Store(self.arenas, layout, 0, seed=seed)
         self.lookups: list[list[int]] = []  # rows asked for, by arena
         self.step = self.new_step()
 
