@@ -196,7 +196,7 @@ class Scripts:
         assert first is not None
         for rank, other in enumerate(others, 1):
             assert other is not None
-            if differ := difference(first, other):
+            if differ := difference(first, other, begins=True):
                 raise ClusterError(f"ranks 0 and {rank} of the script disagree about {differ}")
         self.declared = first
         return first

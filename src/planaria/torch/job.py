@@ -250,6 +250,7 @@ class Job:
             ids=sum(len(rows) for one in first for rows in one.rows),
             parameters=self._dense.size,
             kept=self._keeper.fingerprint(),
+            state=str(digest(self._keeper.freeze())),
         )
         assignment = self._declare(declaration)
         self._join(assignment)

@@ -33,6 +33,7 @@ class Declaration(msgspec.Struct, frozen=True):
     ids: int  # of a trainer's first batch
     parameters: int  # of the dense network
     kept: str  # a fingerprint of what it keeps
+    state: str  # a digest of what it keeps, before the first step
 
 
 class Assignment(msgspec.Struct, frozen=True, tag=True):
@@ -50,8 +51,11 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
 Reply = Assignment | Refusal
 
 
-def difference(one: Declaration, other: Declaration) -> str:
-    """What two trainers disagree about, in words; "" if nothing."""
+def difference(one: Declaration, other: Declaration, *, begins: bool = False) -> str:
+    """What two trainers disagree about, in words; "" if nothing.
+
+    begins: both start the job, from the states that they have. Others are given theirs later.
+    """
     words = {
         "tables": "the tables",
         "kept": "what is kept: names, shapes or types",
@@ -60,5 +64,10 @@ def difference(one: Declaration, other: Declaration) -> str:
         "parameters": "the size of the dense network",
         "config": "what connect() was given",
     }
+    if begins and one.kept == other.kept:
+        words["state"] = (
+            "the values that training starts with: call torch.manual_seed() before the model is "
+            "made"
+        )
     differ = [name for name in words if getattr(one, name) != getattr(other, name)]
     return " and ".join(words[name] for name in differ)
