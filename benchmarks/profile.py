@@ -52,11 +52,9 @@ class Looks(Watcher):
         if not isinstance(done, StepDone) or done.rank != 0:
             return
         if done.step in (FIRST_STEP, self.config.steps):
-            shadows = processes.machine.trainers[self.config.trainers :]
             use: Use = Counter()
-            for member, process in processes.launcher.processes.items():
-                role = "shadow" if member in shadows else process.role
-                use += cpu_of(process.handle.pid, role)
+            for process in processes.launcher.processes.values():
+                use += cpu_of(process.handle.pid, process.role)
             self.looks.append((done.step, event.at, use))
 
 

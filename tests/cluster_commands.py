@@ -19,7 +19,7 @@ from cluster_jobs import TINY, wait_until
 from planaria.checkpoints import list_checkpoints
 
 LIMIT_S = 240.0  # for one command, on a machine that has other things to do
-PLAIN = ("strategy=none", "servers=2", "spares=0")  # quick to start: it has no shadow
+PLAIN = ("strategy=none", "servers=2", "spares=0")  # quick to start
 
 # Python ignores SIGINT where whoever started the tests did, as a shell does in the background, and
 # the command leaves SIGHUP alone where nohup has made it be ignored.

@@ -14,6 +14,7 @@ from planaria.wire.codec import encode
 from planaria.wire.messages import (
     Ack,
     Delta,
+    DenseCopy,
     DenseGradient,
     Done,
     Hello,
@@ -52,7 +53,7 @@ def words(*shape: int) -> Any:
 def plausible(step: int) -> list[Message]:
     """Messages that a server would act on if they came from a member."""
     return [
-        Lookup(view=FIRST, rank=0, step=step, indices=[rows(0, 1, 2)]),
+        Lookup(view=FIRST, rank=0, step=step, part=0, indices=[rows(0, 1, 2)]),
         Push(view=FIRST, rank=0, step=step, indices=[rows(1)], gradients=[floats(1, 8)], lrs=[0.1]),
         Delta(view=FIRST, place=0, step=step, indices=[rows(1)], deltas=[words(1, 16)]),
         MateRequest(view=FIRST, request=1, arena=0, as_of=step, indices=rows(0)),
@@ -72,13 +73,13 @@ def impossible() -> list[Message]:
     delta: dict[str, Any] = {"view": FIRST, "place": 1, "step": 6}
     mate: dict[str, Any] = {"view": FIRST, "request": 1, "arena": 0, "as_of": 3}
     return [
-        Lookup(view=FIRST, rank=99, step=6, indices=[rows(0)]),
-        Lookup(view=FIRST, rank=-1, step=6, indices=[rows(0)]),
-        Lookup(view=FIRST, rank=0, step=far, indices=[rows(0)]),
-        Lookup(**lookup, indices=[]),
-        Lookup(**lookup, indices=[rows(0), rows(0)]),
-        Lookup(**lookup, indices=[rows(far)]),
-        Lookup(**lookup, indices=[rows(-1)]),
+        Lookup(view=FIRST, rank=99, step=6, part=0, indices=[rows(0)]),
+        Lookup(view=FIRST, rank=-1, step=6, part=0, indices=[rows(0)]),
+        Lookup(view=FIRST, rank=0, step=far, part=0, indices=[rows(0)]),
+        Lookup(**lookup, part=0, indices=[]),
+        Lookup(**lookup, part=0, indices=[rows(0), rows(0)]),
+        Lookup(**lookup, part=0, indices=[rows(far)]),
+        Lookup(**lookup, part=0, indices=[rows(-1)]),
         Push(**lookup, indices=[rows(0)], gradients=[floats(1, 9)], lrs=[0.1]),
         Push(**lookup, indices=[rows(0)], gradients=[floats(2, 8)], lrs=[0.1]),
         Push(**lookup, indices=[rows(0)], gradients=[floats(8)], lrs=[0.1]),
@@ -99,9 +100,10 @@ def impossible() -> list[Message]:
         MateRequest(**{**mate, "as_of": far}, indices=rows(0)),
         MateRequest(**mate, indices=rows(far)),
         MateReply(view=FIRST, request=far, place=0, status="?", committed=far, records=words(1, 1)),
-        DenseGradient(view=FIRST, rank=0, step=6, gradient=None),
+        DenseGradient(view=FIRST, rank=0, step=6, gradient=floats(1)),
+        DenseCopy(view=FIRST, step=far, state=np.zeros(8, np.uint8)),
         Install(view=View(0, 5), committed=far, servers=[], trainers=[], rebuilding=[]),
-        Promise(view=FIRST, held=-far, blank=True, whole=False),
+        Promise(view=FIRST, held=-far, blank=True, whole=False, dense=False),
         Done(view=FIRST),
         Hello(view=FIRST, member="server-0", role="trainer", address="nowhere"),
         Suspect(view=FIRST, member="server-0", gone=False),

@@ -66,13 +66,14 @@ EXIT_NOTHING_SAVED = 2
 KNOWN_EXITS = (1, 3, 130)
 
 # What a job may say in the end, and what must have been done to it for that to be true: faults to
-# as many processes of a role as are named here (R: one more than the parity bears).
-R = -1
+# as many processes of a role as are named here (R: one more than the parity bears; KEEPERS: those
+# that keep the dense state beside the only trainer).
+R, KEEPERS = -1, -2
 DISK, DESCRIPTORS = "full disk", "no descriptors"
 SENTENCES: tuple[tuple[str, dict[str, int], tuple[str, ...]], ...] = (
     (r"server:\d+.* was lost, and there is no parity", {"server": 1}, ()),
     (r"more than \d servers of a group were lost", {"server": R}, ()),
-    (r"no trainer is left that holds the dense network", {"trainer": R}, ()),
+    (r"nobody is left who holds the dense network", {"trainer": 1, "server": KEEPERS}, ()),
     (r"server(:\d+)? failed \d times at step", {"server": 1}, ()),
     (r"trainer(:\d+)? failed \d times at step", {"trainer": 1}, ()),
     (r"the coordinator ended \d times in a row", {}, (DISK, DESCRIPTORS)),
@@ -269,9 +270,9 @@ class Storm:
             return False
         for pattern, who, kinds in SENTENCES:
             if re.search(pattern, said):
+                fewest = {R: self._parity + 1, KEEPERS: self._parity}
                 enough = all(
-                    len({one.name for one in dealt if one.role == role})
-                    >= (self._parity + 1 if least == R else least)
+                    len({one.name for one in dealt if one.role == role}) >= fewest.get(least, least)
                     for role, least in who.items()
                 )
                 return enough and (not kinds or any(one.fault.kind in kinds for one in dealt))

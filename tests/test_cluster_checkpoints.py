@@ -41,7 +41,7 @@ pytestmark = pytest.mark.torch
 
 STEPS, EVERY = 60, 10
 SHAPE = (f"steps={STEPS}", "servers=4", "parity=1", "k=2", "spares=1")
-PLAIN = ("strategy=none", "servers=2", "spares=0")  # quick to start: it has no shadow
+PLAIN = ("strategy=none", "servers=2", "spares=0")  # quick to start
 KILL_S = 60.0
 LIMIT_S = 240.0  # for one command, on a machine that has other things to do
 

@@ -148,7 +148,7 @@ def test_a_trainer_that_was_started_in_vain_has_no_say_in_the_digest() -> None:
             processes.launcher.close_nursery("trainer")  # a trainer starts too fast with it
 
     config = tiny("servers=2", "parity=1", "cluster.deadline_s=1.1")
-    run = BeatenRun(config, [Blow(10, ("trainer:1",))], on_event=close_nursery)
+    run = BeatenRun(config, [Blow(10, ("trainer:0",))], on_event=close_nursery)
     assert run.run()["digest"] == undisturbed()
     assert len(run.of(WantMore)) >= 2  # a control: it did happen
 
@@ -170,7 +170,7 @@ def test_a_trainer_that_was_started_in_vain_has_no_say_in_the_digest() -> None:
             ("server:4", "server:1", "server:3"),
             r"places \[1, 3, 4\] are gone",
         ),
-        (("servers=3", "parity=1"), ("trainer:0", "trainer:1"), "no trainer is left"),
+        (("servers=3", "parity=1"), ("trainer:0", "server:0"), "nobody is left"),
     ],
 )
 def test_more_losses_than_parity_end_the_job_at_once_with_a_sentence(
@@ -329,8 +329,8 @@ def test_a_signal_to_the_supervisor_leaves_nothing_behind(
         else:
             while int(driver.stdout.readline()) < 5:
                 pass
-            assert len(processes_of(folder)) == 7  # with a coordinator, a spare and a shadow
-            assert len(children_of(driver.pid)) == 9  # and nurseries
+            assert len(processes_of(folder)) == 6  # with a coordinator and a spare
+            assert len(children_of(driver.pid)) == 8  # and nurseries
         children = children_of(driver.pid)
         driver.send_signal(number)
         driver.communicate(timeout=30)
@@ -343,7 +343,7 @@ def test_a_signal_to_the_supervisor_leaves_nothing_behind(
 def test_an_exception_in_the_parent_leaves_nothing_behind(folder: Path) -> None:
     def fail(processes: Attempt, event: JobEvent) -> None:
         if isinstance(event.what, StepDone):
-            assert len(processes_of(folder)) == 7
+            assert len(processes_of(folder)) == 6
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

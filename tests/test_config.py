@@ -416,16 +416,7 @@ def test_the_data_must_be_there_where_the_job_starts_and_only_there(tmp_path: Pa
 
 def test_without_a_strategy_there_is_no_parity_whatever_is_said() -> None:
     config = Config.load(None, ["strategy=none", "servers=2", "parity=4", "k=64", "trainers=1"])
-    assert (config.layout.k, config.layout.r, config.r, config.ranks) == (1, 0, 0, 1)
-
-
-@pytest.mark.parametrize(
-    ("trainers", "parity", "ranks"), [(1, 0, 1), (1, 3, 4), (2, 1, 2), (5, 1, 5)]
-)
-def test_there_are_always_more_dense_replicas_than_parities(
-    trainers: int, parity: int, ranks: int
-) -> None:
-    assert Config.from_dict({"trainers": trainers, "parity": parity}).ranks == ranks
+    assert (config.layout.k, config.layout.r, config.r) == (1, 0, 0)
 
 
 def test_tables_have_the_rows_that_are_given() -> None:

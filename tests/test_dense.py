@@ -16,18 +16,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from planaria import Optimizer, kernels
-from planaria.errors import ArgumentError, HistoryGone, StepError
-from planaria.kernels.types import Floats, Records
+from planaria.dense import KEEP, DenseCopies, keepers, part_of, sum_in_rank_order
+from planaria.errors import ArgumentError, StepError
+from planaria.kernels.types import Floats
 from planaria.optimizers import NAMES
 from planaria.tables import MAX_TABLES
-from planaria.trainer.dense import (
-    DENSE_TABLE,
-    DIGEST_WORDS,
-    DenseState,
-    Layer,
-    initial_weights,
-    sum_in_rank_order,
-)
+from planaria.trainer.dense import DENSE_TABLE, DIGEST_WORDS, DenseState, Layer, initial_weights
 from planaria.trainer.dlrm import DLRM
 
 PARAMETERS = 3 * DIGEST_WORDS + 5
@@ -46,10 +40,9 @@ def gradient(step: int, size: int = PARAMETERS) -> Floats:
     return np.random.default_rng(step).normal(size=size).astype(np.float32)
 
 
-def dense_state(optimizer: Optimizer | None = None, *, steps: int = 0, keep: int = 3) -> DenseState:
-    state = DenseState(
-        PARAMETERS, optimizer or Optimizer("adagrad", lr=0.05), keep, initial=gradient(99)
-    )
+def dense_state(optimizer: Optimizer | None = None, *, steps: int = 0) -> DenseState:
+    optimizer = optimizer or Optimizer("adagrad", lr=0.05)
+    state = DenseState(PARAMETERS, optimizer, initial=gradient(99))
     for step in range(1, steps + 1):
         state.apply(step, gradient(step))
     return state
@@ -59,52 +52,23 @@ def dense_state(optimizer: Optimizer | None = None, *, steps: int = 0, keep: int
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_kept_step_reads_back_as_it_was(name: str) -> None:
-    state = dense_state(Optimizer(name, lr=0.05, weight_decay=0.01, initial_accumulator=0.1))
-    then: dict[int, Records] = {0: state.export()}
-    for step in range(1, 8):
-        state.apply(step, gradient(step), lr=0.1 / step)
-        then[step] = state.export()
-        assert not np.array_equal(then[step], then[step - 1])
-        for kept in range(max(0, step - 3), step + 1):
-            np.testing.assert_array_equal(state.export(kept), then[kept])
-    assert (state.oldest, state.step) == (4, 7)
-    with pytest.raises(HistoryGone, match="oldest that can be read is 4") as gone:
-        state.export(3)
-    assert gone.value.oldest == 4
-    with pytest.raises(StepError, match="still to come"):
-        state.export(8)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_a_restored_state_goes_on_with_the_same_bits(name: str) -> None:
     optimizer = Optimizer(name, lr=0.05, weight_decay=0.01)
-    first = dense_state(optimizer, steps=5)
+    first = dense_state(optimizer, steps=4)
     second = dense_state(optimizer)
     weights = second.weights
-    second.restore(4, first.export(4))
-    assert (second.step, second.oldest) == (4, 4)
+    exported = first.export()
+    second.restore(4, exported)
+    assert second.step == 4
     for step in range(5, 9):
-        second.apply(step, gradient(step))
-        if step > first.step:
-            first.apply(step, gradient(step))
+        first.apply(step, gradient(step), lr=0.1 / step)
+        second.apply(step, gradient(step), lr=0.1 / step)
     np.testing.assert_array_equal(first.export(), second.export())
     np.testing.assert_array_equal(weights, second.weights)
     assert np.may_share_memory(weights, second.weights)
     assert first.digest() == second.digest()
-
-
-def test_retracted_steps_never_were() -> None:
-    state = dense_state(steps=5)
-    state.retract(3)
-    assert (state.step, state.oldest) == (3, 2)
-    np.testing.assert_array_equal(state.export(), dense_state(steps=3).export())
-    for step in (4, 5):
-        state.apply(step, gradient(step))
-    assert state.digest() == dense_state(steps=5).digest()
-    with pytest.raises(HistoryGone):
-        state.retract(1)
-    assert state.digest() == dense_state(steps=5).digest()
+    first.restore(4, exported)  # what was exported is a copy
+    assert first.digest() == dense_state(optimizer, steps=4).digest() != second.digest()
 
 
 def test_a_refused_step_changes_nothing() -> None:
@@ -243,14 +207,50 @@ def test_contributions_are_summed_in_rank_order() -> None:
     parts = [gradient(rank) for rank in range(5)]
     total = sum_in_rank_order(parts)
     assert total.tobytes() != sum_in_rank_order(parts[::-1]).tobytes()
-    with_shadows = sum_in_rank_order([None, *parts[:3], None, *parts[3:], None])
-    assert total.tobytes() == with_shadows.tobytes()
     assert total[7:50].tobytes() == sum_in_rank_order([part[7:50] for part in parts]).tobytes()
     np.testing.assert_array_equal(parts[0], gradient(0))  # its arguments are not written
     with pytest.raises(ArgumentError, match="no rank contributed"):
-        sum_in_rank_order([None, None])
-    with pytest.raises(ArgumentError, match="rank 2"):
-        sum_in_rank_order([None, parts[0], parts[1][1:]])
+        sum_in_rank_order([])
+    with pytest.raises(ArgumentError, match="rank 1"):
+        sum_in_rank_order([parts[0], parts[1][1:]])
+
+
+# ---------------------------------------------------------------------------- copies
+
+
+@pytest.mark.parametrize(
+    ("parity", "trainers", "servers"), [(0, 1, 0), (3, 1, 3), (2, 2, 1), (1, 5, 0)]
+)
+def test_trainers_and_keepers_are_one_more_than_the_parity(
+    parity: int, trainers: int, servers: int
+) -> None:
+    assert keepers(parity, trainers) == servers
+
+
+def test_copies_of_the_last_steps_are_kept_and_no_others() -> None:
+    copies = DenseCopies()
+    assert not copies
+    assert copies.step == 0
+    states = {step: np.full(3, step, np.uint8) for step in range(4, 9)}
+    for step, state in states.items():
+        copies.put(step, state)
+        assert copies.step == step
+        assert copies.as_of(step) is state
+    assert copies
+    assert sorted(copies.states) == [9 - KEEP, 8]
+    assert copies.as_of(8 - KEEP) is None
+    again = DenseCopies()
+    again.put(0, states[4])  # that of a job which has not taken a step
+    assert again
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+@pytest.mark.parametrize("parameters", [0, 1, 2, 6, 7, 100])
+def test_the_parts_of_a_vector_are_all_of_it(parameters: int, parts: int) -> None:
+    whole = np.arange(parameters)
+    cut = [whole[part_of(parameters, part, parts)] for part in range(parts)]
+    np.testing.assert_array_equal(np.concatenate(cut), whole)
+    assert max(map(len, cut)) - min(map(len, cut)) <= 1
 
 
 # ---------------------------------------------------------------------------- the model
@@ -324,11 +324,12 @@ def test_logits_and_gradients_are_those_of_the_plain_formula() -> None:
 def test_the_model_sees_every_step_of_the_state() -> None:
     model, state = model_and_state()
     dense, embeddings, labels = batch(8)
+    start = state.export()
     first = model.step(dense, embeddings, labels, 8)
     state.apply(1, first.dense)
     second = model.step(dense, embeddings, labels, 8)
     assert not np.array_equal(first.logits, second.logits)
-    state.retract(0)
+    state.restore(0, start)
     again = model.step(dense, embeddings, labels, 8)
     assert [part.tobytes() for part in first[1:]] == [part.tobytes() for part in again[1:]]
 
@@ -370,13 +371,13 @@ def test_bits_do_not_depend_on_where_the_arrays_lie() -> None:
 
 
 def digests_of_a_job() -> str:
-    """Two trainers and a shadow train for some steps; what they hold then."""
+    """Two trainers train for some steps; what they hold then."""
     model, state = model_and_state(optimizer=Optimizer("adam", lr=0.01))
     losses = []
     for step in range(1, 9):
         trainers = [model.step(*batch(n, 10 * step + n), 60) for n in (32, 28)]
         losses.append(sum(trainer.loss_sum for trainer in trainers))
-        state.apply(step, sum_in_rank_order([trainers[0].dense, None, trainers[1].dense]))
+        state.apply(step, sum_in_rank_order([trainer.dense for trainer in trainers]))
     return f"{state.digest()} {losses}"
 
 
@@ -410,7 +411,7 @@ def test_what_does_not_fit_is_refused_with_a_sentence() -> None:
         model.step(dense[1:], embeddings, labels, 8)
     with pytest.raises(ArgumentError, match="embeddings must have shape"):
         model.step(dense, embeddings[:, 1:].copy(), labels, 8)
-    with pytest.raises(ArgumentError, match="shadow"):
+    with pytest.raises(ArgumentError, match="without samples"):
         model.step(dense[:0], embeddings[:0], labels[:0], 8)
     with pytest.raises(ArgumentError, match="more than the whole batch"):
         model.step(dense, embeddings, labels, 7)

@@ -33,8 +33,9 @@ from planaria.wire.messages import (
     NO_VIEW,
     Answer,
     Delta,
+    DenseCopy,
     DenseGradient,
-    DenseReply,
+    DenseSum,
     Hello,
     Install,
     Lookup,
@@ -94,8 +95,8 @@ def legal_messages(config: Config) -> Iterator[Message]:
             for place, index in enumerate(np.split(parts.indices, ends[:-1])):
                 weights = np.ones((len(index), dim), np.float32)
                 common: dict[str, Any] = {"view": NO_VIEW, "step": 1}
-                yield Lookup(**common, rank=rank, indices=[index])
-                yield Answer(**common, place=place, protected=0, weights=[weights])
+                yield Lookup(**common, rank=rank, part=0, indices=[index])
+                yield Answer(**common, place=place, part=0, protected=0, weights=[weights])
                 if samples == config.batch:
                     yield Push(**common, rank=rank, indices=[index], gradients=[weights], lrs=[0.1])
                     contributions[place].append((index, weights))
@@ -160,7 +161,8 @@ def test_dense_states_and_gradients_fit(name: str) -> None:
     state = DenseState(sum(layer.parameters for layer in layers), config.optimizer_rule)
     for message in (
         DenseGradient(view=NO_VIEW, rank=0, step=1, gradient=np.zeros_like(state.weights)),
-        DenseReply(view=NO_VIEW, step=1, state=state.export()),
+        DenseSum(view=NO_VIEW, part=0, step=1, gradient=np.zeros_like(state.weights)),
+        DenseCopy(view=NO_VIEW, step=1, state=state.export().view(np.uint8)),
     ):
         encode(b"token", "trainer-0", "", message, limits)
 

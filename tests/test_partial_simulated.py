@@ -25,7 +25,7 @@ from planaria.simulator.toy import Batch, ToyJob, by_place, located
 from planaria.simulator.world import World
 from planaria.trainer.machine import TrainerMachine
 from planaria.wire.machine import Outbox
-from planaria.wire.messages import Member, Message
+from planaria.wire.messages import Install, Member, Message
 
 VICTIM = 1
 
@@ -55,8 +55,10 @@ class Onlooker(Oracle):
         values = np.empty((len(places), 2), np.float32)
         for place, found in rows.items():
             values[places == place] = found[0]
-        dense = trainer.dense.versions[step - 1]  # type: ignore[attr-defined]
-        sparse, gradient = job.gradients(step, trainer.rank, own, [values], dense)
+        dense = trainer.dense.as_of(step - 1)
+        assert dense is not None
+        seen = dense.view(np.float32)
+        sparse, gradient = job.gradients(step, trainer.rank, own, [values], seen)
         return replace(batch, pushes=by_place(job, there, sparse), dense_gradient=gradient)
 
     def at_end(self) -> None:
@@ -94,14 +96,14 @@ class PartialWorld(World):
             if self.with_trainer:
                 self.kill(self.disk.install.trainers[1])
 
-    def _finish_call(self, member: Member, outbox: Outbox) -> None:
+    def finish_call(self, member: Member, outbox: Outbox) -> None:
         machine = self.processes[member].machine
         if isinstance(machine, ServerMachine) and machine.store is not None:
             if machine.wants_save:
                 self._fill(machine.store)
                 outbox = outbox + machine.filled()
             self.states[machine.place][machine.step] = machine.store.arenas[0].records.copy()
-        super()._finish_call(member, outbox)
+        super().finish_call(member, outbox)
 
     def _fill(self, store: Store) -> None:
         if self.save_at in self.states[store.place] and self.save_at <= store.step:
@@ -151,10 +153,11 @@ def test_only_the_lost_server_differs_when_it_recovers(undisturbed: PartialWorld
 
 
 class SumsAgain(TrainerMachine):
-    """As it was: who has not passed a step sums what the ranks give now."""
+    """Rule 12: who has a sum gives that; this one gives its gradient, and all sum again."""
 
-    def _adopts(self, step: int) -> bool:
-        return False
+    def on_install(self, old: Install | None, new: Install) -> None:
+        self.reduction.sums.clear()
+        super().on_install(old, new)
 
 
 class SummedAgain(PartialWorld):
@@ -172,7 +175,7 @@ def differing(world: type[PartialWorld], seeds: range) -> int:
             )
             run.run()
             states = {
-                run.processes[member].machine.dense.state.tobytes()
+                run.processes[member].machine.dense.states[run.job.steps].tobytes()
                 for member in run.disk.install.trainers
                 if member in run.processes
             }
@@ -182,7 +185,7 @@ def differing(world: type[PartialWorld], seeds: range) -> int:
 
 def test_a_trainer_lost_with_a_server_leaves_one_dense_network() -> None:
     """Rows go back, so its replacement gets other gradients for a step that another trainer has
-    passed: what that one made of the step is adopted.
+    passed: that one's sum is taken.
     """
     assert differing(PartialWorld, range(10)) == 0
     assert differing(SummedAgain, range(3)) > 0

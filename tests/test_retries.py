@@ -14,7 +14,7 @@ from planaria.simulator.process import RETRY_S
 from planaria.trainer.machine import TrainerMachine
 from planaria.wire import machine as wire_machine
 from planaria.wire.machine import MAX_BACK_OFF, Retries
-from planaria.wire.messages import DenseGradient, Install, Member, Message, Push, View
+from planaria.wire.messages import DenseGradient, DenseSum, Install, Member, Message, Push, View
 
 
 class SlowServers(World):
@@ -44,7 +44,7 @@ class PushesAgain(TrainerMachine):
         for step in sorted(self.pushes):
             if step <= self.pushed and self.install:
                 self._send_pushes(step, range(self.job.servers))
-                self._send_dense_gradient(step, self.install.trainers)
+                self._send_contributions(step, range(self.job.trainers))
 
 
 class SlowAndImpatient(SlowServers):
@@ -54,12 +54,13 @@ class SlowAndImpatient(SlowServers):
 def test_a_slow_step_sends_no_gradient_twice() -> None:
     """Steps of a second with retry_ms 500 sent 120 MB of pushes a step instead of 45."""
     job = ToyJob()
-    pushes = job.steps * job.ranks * job.servers
+    pushes = job.steps * job.trainers * job.servers
     for seed in range(5):
         world = SlowServers(seed).run()
         assert world.now > 1000 + job.steps * 3 * RETRY_S
         assert world.sent[Push] == pushes
-        assert world.sent[DenseGradient] == job.steps * job.ranks * (job.ranks - 1)
+        dense = job.steps * job.trainers * (job.trainers - 1)
+        assert world.sent[DenseGradient] == world.sent[DenseSum] == dense
     control = SlowAndImpatient(0).run()
     assert control.sent[Push] > pushes
     assert control.sent_bytes[Push] > 1.3 * world.sent_bytes[Push]

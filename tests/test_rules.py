@@ -8,12 +8,25 @@ with nothing broken, so it is the rule that makes the difference.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from broken_rules import (
+    AHEAD,
+    COORDINATORS,
+    FENCE,
+    HARD,
+    LATE,
+    OVER,
+    SEVERAL_PAUSED,
+    TWO_COORDINATORS,
+    Control,
+    assert_found,
+    broken,
+)
 
 from planaria import kernels
 from planaria.coordinator.machine import (
@@ -34,7 +47,7 @@ from planaria.trainer.machine import TrainerMachine
 from planaria.wire.machine import Machine
 from planaria.wire.messages import (
     Delta,
-    DenseReply,
+    DenseCopy,
     Install,
     MateRequest,
     Member,
@@ -43,60 +56,6 @@ from planaria.wire.messages import (
     RangeRequest,
     View,
 )
-
-SEARCH = range(200)
-
-HARD: dict[str, Any] = {
-    "servers": 5,
-    "k": 2,
-    "r": 2,
-    "keep_steps": 1,
-    "network": "uneven",
-    "count": 8,
-    "spares": 2,
-    "kinds": ("kill server", "kill rebuilding", "kill trainer", "suspect server"),
-}
-COORDINATORS: dict[str, Any] = {
-    "count": 6,
-    "pause_s": 0.3,
-    "kinds": (
-        "kill server",
-        "kill coordinator",
-        "pause coordinator",
-        "kill coordinator saving",
-    ),
-}
-TWO_COORDINATORS: dict[str, Any] = {"count": 6, "kinds": ("kill server", "two coordinators")}
-SEVERAL_PAUSED: dict[str, Any] = {"count": 2, "kinds": ("pause several",)}
-FENCE: dict[str, Any] = {
-    **HARD,
-    "servers": 4,
-    "k": 1,
-    "r": 3,
-    "trainers": 1,
-    "steps": 6,
-    "network": "echoing",
-    "drop": 0.0,
-    "count": 8,
-    "spares": 3,
-    "kinds": ("kill server", "suspect server"),
-}
-LATE: dict[str, Any] = {
-    "steps": 12,
-    "network": "echoing",
-    "drop": 0.0,
-    "duplicate": 0.5,
-    "count": 2,
-    "kinds": ("kill trainer", "suspect trainer"),
-}
-AHEAD: dict[str, Any] = {
-    "network": "ragged",
-    "drop": 0.0,
-    "trainers": 3,
-    "count": 4,
-    "kinds": ("kill server",),
-}
-
 
 # ---------------------------------------------------------------- servers
 
@@ -289,7 +248,7 @@ class KeepsAnswers(TrainerMachine):
     """Rule 11: trainers drop unused answers, and with them the votes of the view before."""
 
     def on_install(self, old: Install | None, new: Install) -> None:
-        answers = {step: dict(places) for step, places in self.answers.items()}
+        answers = {part: dict(places) for part, places in self.answers.items()}
         votes = self.protected
         super().on_install(old, new)
         self.answers.update(answers)
@@ -303,15 +262,15 @@ class KeepsOneStep(TrainerMachine):
     def give_gradients(self, step: int, *computed: Any, **named: Any) -> None:
         super().give_gradients(step, *computed, **named)
         for old in [kept for kept in self.pushes if kept < step]:
-            del self.pushes[old], self.lrs[old], self.own_gradients[old], self.ids[old]
+            del self.pushes[old], self.reduction.own[old]
 
 
 class AnswersLateRequests(TrainerMachine):
     """A bug that was found: a request for dense state can arrive when that state is long gone."""
 
-    def _on_dense_request(self, sender: Member, as_of: int) -> None:
-        state = self.dense.export(as_of)
-        self.send(sender, DenseReply(view=self.view, step=as_of, state=state))
+    def _send_dense(self, to: Member, as_of: int) -> None:
+        state = self.dense.states[as_of]
+        self.send(to, DenseCopy(view=self.view, step=as_of, state=state))
 
 
 # ---------------------------------------------------------------- coordinators
@@ -384,7 +343,7 @@ class EndsHalfRebuilt(ServerMachine):
 
     @property
     def done(self) -> bool:
-        return self.store is not None and self.step == self.job.steps and not self.frozen()
+        return self.store is not None and self.step == self.last and not self.frozen()
 
 
 class InstallsWithoutAddresses(CoordinatorMachine):
@@ -397,22 +356,7 @@ class InstallsWithoutAddresses(CoordinatorMachine):
 # ---------------------------------------------------------------- the tests
 
 
-def broken(*machines: type[Any], kind: type[World] = World) -> type[World]:
-    """A world in which these machines take the place of the right ones."""
-    attributes: dict[str, Any] = {}
-    for machine in machines:
-        if issubclass(machine, ServerMachine):
-            attributes["server_class"] = machine
-        elif issubclass(machine, TrainerMachine):
-            attributes["trainer_class"] = machine
-        elif issubclass(machine, Disk):
-            attributes["disk_class"] = machine
-        else:
-            attributes["coordinator_class"] = machine
-    return type("Broken", (kind,), attributes)
-
-
-CONTROLS: list[tuple[str, type[World], int, dict[str, Any]]] = [
+CONTROLS: list[Control] = [
     ("wrong coefficient", broken(WrongCoefficient), 0, {}),
     ("rule 3, a delta twice", broken(AppliesADeltaAgain), 1, {}),
     ("rule 3, no empty deltas", broken(SendsNoEmptyDelta), 1, {}),
@@ -447,10 +391,7 @@ CONTROLS: list[tuple[str, type[World], int, dict[str, Any]]] = [
 def test_a_broken_rule_is_found(
     _rule: str, world: type[World], seed: int, campaign: dict[str, Any]
 ) -> None:
-    seeds = chain([seed], SEARCH)
-    found = next((seed for seed in seeds if run_seed(seed, world, **campaign).failed), None)
-    assert found is not None, "the simulator does not notice that this is broken"
-    assert run_seed(found, world.__bases__[0], **campaign).failed is None
+    assert_found(world, seed, campaign)
 
 
 def test_mates_that_answer_at_once_may_be_asked_in_vain() -> None:
@@ -472,22 +413,15 @@ def test_a_missing_fence_is_found_in_more_than_one_of_twenty_schedules(machine: 
     assert len(list(islice(failed, 3))) == 3
 
 
-OVER: dict[str, Any] = {
-    "count": 8,
-    "within_budget": False,
-    "kinds": ("kill server", "kill trainer", "kill rebuilding", "kill coordinator", "pause server"),
-}
-
-
 def test_losing_more_than_the_code_bears_is_named_and_never_wrong() -> None:
     outcomes: list[Outcome] = list(run_seeds(range(150), **OVER))
     assert [outcome.failed for outcome in outcomes if outcome.failed] == []
     given_up = [outcome.given_up for outcome in outcomes if outcome.given_up]
     assert 25 < len(given_up) < 150
     groups = [reason for reason in given_up if "servers of a group were lost: places" in reason]
-    trainers = [reason for reason in given_up if "no trainer is left" in reason]
-    assert len(groups) + len(trainers) == len(given_up)
-    assert len(groups) > len(trainers)
+    copies = [reason for reason in given_up if "nobody is left" in reason]
+    assert len(groups) + len(copies) == len(given_up)
+    assert len(groups) > len(copies)
 
 
 def test_a_coordinator_that_does_not_count_its_dead_is_found() -> None:

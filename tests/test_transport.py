@@ -157,7 +157,7 @@ def test_refused_messages_take_no_places_and_bounded_work() -> None:
 
 def test_a_message_of_too_many_frames_is_refused_whoever_sends_it() -> None:
     with listening("coordinator") as coordinator, stranger(coordinator.address) as dealer:
-        lookup = Lookup(view=NO_VIEW, rank=0, step=1, indices=[rows()] * (SMALL.frames - 2))
+        lookup = Lookup(view=NO_VIEW, rank=0, step=1, part=0, indices=[rows()] * (SMALL.frames - 2))
         for message in (lookup, Stop(view=NO_VIEW, reason="")):
             dealer.send_multipart([*encode(KEYS.token, "me", "", message), b"one more"])
         dealer.send_multipart(encode(KEYS.token, "me", "", lookup))

@@ -114,7 +114,7 @@ def test_arrays_are_neither_copied_when_sent_nor_when_received() -> None:
 
 
 def test_arrays_are_aligned_wherever_their_frame_lies() -> None:
-    lookup = Lookup(view=NO_VIEW, rank=0, step=1, indices=[rows(5, 6, 7)])
+    lookup = Lookup(view=NO_VIEW, rank=0, step=1, part=0, indices=[rows(5, 6, 7)])
     token, header, _ = encode(TOKEN, "me", "", lookup)
     for offset in range(8):
         buffer = bytes(offset) + rows(5, 6, 7).tobytes()
@@ -234,7 +234,7 @@ def test_a_header_beyond_the_limit_is_refused_unread() -> None:
 
 
 def lookup_of(count: int) -> Lookup:
-    return Lookup(view=NO_VIEW, rank=0, step=1, indices=[np.zeros(count, np.int64)])
+    return Lookup(view=NO_VIEW, rank=0, step=1, part=0, indices=[np.zeros(count, np.int64)])
 
 
 def test_arrays_beyond_the_limit_of_their_kind_are_refused() -> None:
@@ -250,7 +250,7 @@ def test_arrays_beyond_the_limit_of_their_kind_are_refused() -> None:
         decode(TOKEN, sent(delta), SMALL)
     with pytest.raises(WireError, match="arrays of 1001 bytes"):  # beyond all limits: unread
         decode(TOKEN, [TOKEN, Unreadable(10), Unreadable(1001)], SMALL)
-    many = Lookup(view=NO_VIEW, rank=0, step=1, indices=[rows()] * 5)
+    many = Lookup(view=NO_VIEW, rank=0, step=1, part=0, indices=[rows()] * 5)
     with pytest.raises(WireError, match="7 frames"):
         decode(TOKEN, sent(many), SMALL)
 

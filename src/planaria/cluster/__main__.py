@@ -55,6 +55,10 @@ def _end(code: int, last_words: str) -> NoReturn:
 def main() -> int:
     raise_descriptor_limit()
     role, *rest = sys.argv[1:]
+    if role == "alone":
+        from planaria.cluster import alone
+
+        return alone.main(rest)
     if role == "script":
         return _run_script(rest)
     if role == "nursery":

@@ -17,9 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from planaria.cluster import scripts
 from planaria.cluster.files import HOME, JobFiles
 from planaria.cluster.nursery import IMPORTS, Forked, Nursery, borrow, give_back
-from planaria.cluster.scripts import Script, Scripts
+from planaria.cluster.scripts import Scripts
 from planaria.config import Config
 from planaria.control.supervising import Ended
 from planaria.exactness import environment
@@ -39,16 +40,16 @@ OOM_COUNTS = (
 @dataclass
 class Process:
     role: str
-    handle: subprocess.Popen[bytes] | Forked | Script
+    handle: subprocess.Popen[bytes] | Forked | scripts.Process
     descriptor: int  # becomes readable when it ends
 
 
 class LocalLauncher:
     """Use it as a context manager; leaving it leaves no process behind."""
 
-    def __init__(self, config: Config, files: JobFiles, scripts: Scripts | None = None) -> None:
-        """scripts: what trainers are, where they run a user's."""
-        self._scripts = scripts
+    def __init__(self, config: Config, files: JobFiles, trainers: Scripts | None = None) -> None:
+        """trainers: where they run a user's script."""
+        self._scripts = trainers
         self.config = config
         self.files = files
         self.processes: dict[Member, Process] = {}
@@ -125,7 +126,7 @@ class LocalLauncher:
         self._failed.append((member, Ended(1, f"it could not be started: {error}")))
 
     def _keep(
-        self, role: str, member: Member, handle: subprocess.Popen[bytes] | Forked | Script
+        self, role: str, member: Member, handle: subprocess.Popen[bytes] | Forked | scripts.Process
     ) -> None:
         try:
             descriptor = os.pidfd_open(handle.pid)
@@ -255,7 +256,7 @@ def _our_errors(role: str) -> Iterator[list[int]]:
             os.close(copy)
 
 
-def _close_input(handle: subprocess.Popen[bytes] | Forked | Script) -> None:
+def _close_input(handle: subprocess.Popen[bytes] | Forked | scripts.Process) -> None:
     if handle.stdin is not None:
         with contextlib.suppress(BrokenPipeError):
             handle.stdin.close()

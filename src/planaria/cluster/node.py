@@ -65,6 +65,9 @@ class Node:
         with os.fdopen(os.dup(descriptor), "rb", buffering=0) as lifeline:
             while lifeline.read(1):
                 pass
+        self._orphaned()
+
+    def _orphaned(self) -> None:
         self._on_orphan()
         os._exit(EXIT_ORPHAN)
 

@@ -17,6 +17,7 @@ from planaria.checkpoints import RAW_BITS
 from planaria.checkpoints.folders import LocalFolder, open_folder
 from planaria.cluster.facts import Facts, read_facts
 from planaria.config import Config
+from planaria.dense import KEEP, keepers
 from planaria.errors import CheckpointError, ConfigError
 from planaria.trainer.dense import dlrm_layers
 
@@ -91,10 +92,11 @@ def memory_needed(config: Config) -> Memory:
         touched = _touched(config, len(arena.table_ids))
         history += min(touched, arena.rows) * change * config.history.steps
     servers = config.servers + config.spares + 2  # the coordinator and a nursery are as large
-    of_trainers = config.trainers * (TRAINER_BYTES + 4 * _dense_words(config)) + _batch_bytes(
-        config
-    )
-    return Memory(records, parity, history, servers * SERVER_BYTES + of_trainers)
+    state, gradient = _dense_bytes(config)
+    of_trainers = config.trainers * (TRAINER_BYTES + (1 + KEEP) * state + 2 * KEEP * gradient)
+    of_keepers = keepers(config.r, config.trainers) * KEEP * state
+    processes = servers * SERVER_BYTES + of_keepers + of_trainers + _batch_bytes(config)
+    return Memory(records, parity, history, processes)
 
 
 def _touched(config: Config, tables: int) -> int:
@@ -102,17 +104,17 @@ def _touched(config: Config, tables: int) -> int:
     return max(config.batch, config.trainers * config.script.ids // len(config.tables)) * tables
 
 
-def _dense_words(config: Config) -> int:
-    """Weights and optimizer state, the last two states of them, and a gradient."""
-    if config.script.parameters is not None:
-        return 10 * config.script.parameters
+def _dense_bytes(config: Config) -> tuple[int, int]:
+    """Of weights and optimizer state; and of a gradient, which is as large as a sum."""
+    if config.script.parameters is not None:  # Adam has the most
+        return 12 * config.script.parameters, 4 * config.script.parameters
     parameters = sum(
         layer.parameters
         for layer in dlrm_layers(
             config.model.tables, config.model.dim, config.model.bottom, config.model.top
         )
     )
-    return 3 * config.optimizer_rule.record_words(parameters) + parameters
+    return 4 * config.optimizer_rule.record_words(parameters), 4 * parameters
 
 
 def _batch_bytes(config: Config) -> int:
@@ -227,7 +229,7 @@ def _home_problems(folder: Path | None) -> Iterator[str]:
 
 def checkpoint_bytes(config: Config) -> int:
     """Of a full one: all rows once, and the dense network. Weights may have fewer bits."""
-    total = 4 * _dense_words(config) // 3
+    total, _ = _dense_bytes(config)
     for arena in config.arenas:
         saved_bits = 32 * (arena.words - arena.dim) + config.checkpoint.bits * arena.dim
         total += arena.rows * (saved_bits // 8 + (8 if config.checkpoint.bits < RAW_BITS else 0))

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -46,12 +47,13 @@ SPARE = -1  # the RANK of a process that has none yet
 Say = Callable[[str], None]
 
 
-class Script:
-    """One process; it offers what Popen does, and its `stdin` is the socket that it lives by."""
+class Process(ABC):
+    """A trainer's process; it offers what Popen does, and its `stdin` is the socket to it."""
 
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], rank: int, world_size: int
-    ) -> None:
+    pid: int
+
+    def __init__(self, line: socket.socket, rank: int) -> None:
+        self.stdin = line
         self.rank = rank
         self.declared: Declaration | None = None
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -59,7 +61,56 @@ class Script:
         self._waiting: Reply | None = None  # to be sent when it has declared
         self._log: IO[str] | None = None
         self._said: list[str] = []  # before it had a log
-        self.stdin, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    @abstractmethod
+    def poll(self) -> int | None: ...
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    @abstractmethod
+    def send_signal(self, number: int) -> None: ...
+
+    @abstractmethod
+    def kill(self) -> None: ...
+
+    def look(self) -> None:
+        """Takes its declaration, if it has come."""
+        if self.declared is not None:
+            return
+        try:
+            said = self.stdin.recv(MOST_BYTES, socket.MSG_DONTWAIT)
+        except OSError:
+            return
+        if said:
+            self.declared = msgspec.json.decode(said, type=Declaration)
+            if self._waiting is not None:
+                self._reply(self._waiting)
+
+    def give(self, reply: Reply, log: Path | None = None) -> None:
+        """Its part in the job, at once or when it has declared itself."""
+        if log is not None:
+            with contextlib.suppress(OSError):
+                self._log = log.open("a", buffering=1)
+                self._log.writelines(self._said)
+        if self.declared is None:
+            self._waiting = reply
+        else:
+            self._reply(reply)
+
+    def _reply(self, reply: Reply) -> None:
+        with contextlib.suppress(OSError):  # it has ended, which will be noticed
+            self.stdin.send(msgspec.json.encode(reply))
+
+
+class Script(Process):
+    """One that this process has started."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], rank: int, world_size: int
+    ) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        super().__init__(ours, rank)
         variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
         with theirs:
             self._process = subprocess.Popen(
@@ -92,34 +143,6 @@ class Script:
             else:
                 with contextlib.suppress(OSError, ValueError):
                     self._log.write(line)
-
-    def look(self) -> None:
-        """Takes its declaration, if it has come."""
-        if self.declared is not None:
-            return
-        try:
-            said = self.stdin.recv(MOST_BYTES, socket.MSG_DONTWAIT)
-        except OSError:
-            return
-        if said:
-            self.declared = msgspec.json.decode(said, type=Declaration)
-            if self._waiting is not None:
-                self._reply(self._waiting)
-
-    def give(self, reply: Reply, log: Path | None = None) -> None:
-        """Its part in the job, at once or when it has declared itself."""
-        if log is not None:
-            with contextlib.suppress(OSError):
-                self._log = log.open("a", buffering=1)
-                self._log.writelines(self._said)
-        if self.declared is None:
-            self._waiting = reply
-        else:
-            self._reply(reply)
-
-    def _reply(self, reply: Reply) -> None:
-        with contextlib.suppress(OSError):  # it has ended, which will be noticed
-            self.stdin.send(msgspec.json.encode(reply))
 
     def poll(self) -> int | None:
         return self._process.poll()
@@ -154,8 +177,8 @@ class Scripts:
         self.say = say
         self.declared: Declaration | None = None
         self._environment = environment
-        self._waiting: list[Script] = []  # without a part in the job so far
-        self._placed: list[Script] = []
+        self._waiting: list[Process] = []  # without a part in the job so far
+        self._placed: list[Process] = []
 
     def __enter__(self) -> Scripts:
         for rank in [*range(self.trainers), *[SPARE] * self.spares]:
@@ -170,7 +193,7 @@ class Scripts:
             script.stdin.close()
         self.show()
 
-    def _start(self, rank: int) -> Script:
+    def _start(self, rank: int) -> Process:
         script = Script(self.command, self._environment, rank, self.trainers)
         self._waiting.append(script)
         return script
@@ -201,7 +224,7 @@ class Scripts:
         self.declared = first
         return first
 
-    def _give_up(self, script: Script) -> None:
+    def _give_up(self, script: Process) -> None:
         code = script.wait()
         self.show()
         what = f"ended with code {code}" if code else "ended"
@@ -212,7 +235,7 @@ class Scripts:
 
     # ------------------------------------------------------------------ during the job
 
-    def place(self, assignment: Assignment, log: Path) -> Script:
+    def place(self, assignment: Assignment, log: Path) -> Process:
         """A process for this part: one that waits if there is any, or a new one."""
         script = self._choose(assignment.rank)
         self._waiting.remove(script)
@@ -222,7 +245,7 @@ class Scripts:
             script.rank = assignment.rank
         return script
 
-    def _choose(self, rank: int | None) -> Script:
+    def _choose(self, rank: int | None) -> Process:
         alive = [one for one in self._waiting if one.poll() is None]
         for script in alive:
             if script.rank == (SPARE if rank is None else rank):
@@ -243,7 +266,7 @@ class Scripts:
             self._start(SPARE)
         self.show()
 
-    def _is_lost(self, script: Script) -> bool:
+    def _is_lost(self, script: Process) -> bool:
         if script.poll() is None:
             return False
         code = script.wait()
@@ -252,6 +275,11 @@ class Scripts:
             self.spares = max(self.spares - 1, 0)  # the next one would end the same way
             self.say(f"a spare trainer ended with code {code} before it was needed")
         return True
+
+    def refuse(self, why: str) -> None:
+        """The job cannot start: those that wait for it are told."""
+        for script in self._waiting:
+            script.give(Refusal(why))
 
     def ranks(self, trainers: Mapping[int, int]) -> None:
         """Who has which rank by now: by process number."""

@@ -32,7 +32,11 @@ class TrainerNode(MemberNode):
     client: Client
     trainer: TrainerMachine
 
-    def __init__(self, files: JobFiles, member: Member, lifeline: int = 0) -> None:
+    def __init__(
+        self, files: JobFiles, member: Member, lifeline: int = 0, *, outlives: bool = False
+    ) -> None:
+        """outlives: whether this process goes on when whoever supervises the job is gone."""
+        self.outlives = outlives
         super().__init__(files, member, "trainer", lifeline)
         start = files.start()
         self.start = start
@@ -95,6 +99,12 @@ class TrainerNode(MemberNode):
         except BaseException as error:
             log(traceback.format_exc().rstrip())
             self.client.end(error)
+
+    def _orphaned(self) -> None:
+        if not self.outlives:
+            super()._orphaned()
+        self.stopped = self.stopped or "the job's supervisor has ended; its last words say why"
+        os.eventfd_write(self._wakes, 1)
 
     def poll(self, wait_ms: int) -> None:
         for ready, _ in self._poller.poll(wait_ms):

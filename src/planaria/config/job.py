@@ -80,6 +80,7 @@ class ScriptConfig:
     """A trainer that is a user's script: its spares, and what it has declared of itself."""
 
     spares: Annotated[int, whole(0, MAX_PROCESSES)] = 1
+    resume: Annotated[str, choice("off", "on")] = "off"
     parameters: Annotated[int | None, or_null(whole(0, 2**40))] = None
     ids: Annotated[int, whole(0, 2**40)] = 0
 

@@ -343,7 +343,6 @@ class CoordinatorMachine:
             trainers=trainers,
             rebuilding=rebuilding,
             addresses={member: self.addresses[member] for member in servers + trainers},
-            summed=max(promise.summed for promise in promises.values()),
         )
         self.state = CoordinatorState(self.state.epoch, self.state.n, install)
         self._unsaved = True

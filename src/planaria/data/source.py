@@ -46,15 +46,15 @@ def sample_range(step: int, rank: int, trainers: int, batch: int) -> tuple[int, 
     """(start, count) of the samples that `rank` reads in `step`; steps count from 1.
 
     `batch` is that of all trainers together, so that what a step learns from does not depend on
-    their number. Shadows, rank >= trainers, read nothing.
+    their number.
     """
-    if step < 1 or rank < 0 or trainers < 1 or batch < 0:
+    if step < 1 or not 0 <= rank < trainers or batch < 0:
         raise ArgumentError(
-            "step and trainers count from 1, batch and rank from 0, "
+            "step and trainers count from 1, batch from 0, and ranks from 0 to trainers - 1, "
             f"not step {step}, rank {rank}, trainers {trainers}, batch {batch}"
         )
-    first = batch * min(rank, trainers) // trainers
-    end = batch * min(rank + 1, trainers) // trainers
+    first = batch * rank // trainers
+    end = batch * (rank + 1) // trainers
     return (step - 1) * batch + first, end - first
 
 

@@ -90,8 +90,9 @@ class ServerMachine(Machine):
 
     @property
     def done(self) -> bool:
-        """Whether all records are what they are after the last step."""
-        return self.whole and self.step == self.last and not self.frozen()
+        """Whether all records are what they are after the last step, and a keeper has its copy."""
+        has_copy = bool(self.dense) or not self.keeper
+        return self.whole and has_copy and self.step == self.last and not self.frozen()
 
     @property
     def keeper(self) -> bool:
@@ -140,8 +141,10 @@ class ServerMachine(Machine):
     def on_install(self, old: Install | None, new: Install) -> None:
         if self.member not in new.servers:
             return  # a spare, or fenced off: the driver looks at `install`
-        if self.store is None:
-            self._take_place(new.servers.index(self.member), new.committed)
+        place = new.servers.index(self.member)
+        late = old is None and (place, new.committed) != (self.place, self.step)
+        if self.store is None or late:  # late: given up before its first view, now a spare
+            self._take_place(place, new.committed)
         elif old is not None:
             for source in self.store.sources:  # rule 9
                 if new.servers[source] != old.servers[source]:
@@ -248,11 +251,8 @@ class ServerMachine(Machine):
         lookups = [
             (step, part) for step, part in ask.lookups if (step, ask.rank, part) not in self.lookups
         ]
-        dense = self._wanted_dense()
-        if pushes or lookups or dense is not None:
-            lacks = Lacks(
-                view=self.view, place=self.place, pushes=pushes, lookups=lookups, dense=dense
-            )
+        if pushes or lookups:
+            lacks = Lacks(view=self.view, place=self.place, pushes=pushes, lookups=lookups)
             self.send(sender, lacks)
         self.send(sender, Vote(view=self.view, place=self.place, protected=self.protected))
 
@@ -297,6 +297,13 @@ class ServerMachine(Machine):
         that it has that of the committed step whenever it has any.
         """
         return self._next_dense() if self.keeper and self._next_dense() <= self.step else None
+
+    def _ask_for_dense(self) -> None:
+        wanted = self._wanted_dense()
+        if wanted is not None:
+            assert self.install
+            for trainer in self.install.trainers:
+                self.send(trainer, DenseRequest(view=self.view, as_of=wanted))
 
     def _next_dense(self) -> int:
         assert self.install
@@ -505,7 +512,7 @@ class ServerMachine(Machine):
 
     def progress(self) -> tuple[int, object]:
         came = (len(self.pushes.get(self.step + 1, ())), sum(map(len, self.acks.values())))
-        return self.step, (self.step, came)
+        return self.step, (self.step, self.dense.step, came)
 
     def on_retry(self) -> None:
         if self.store is None or self.rebuilder is None:
@@ -515,3 +522,5 @@ class ServerMachine(Machine):
             if waiting_for and step not in self.unsent:
                 self._send_delta(step, waiting_for)
                 self.retries.spoil()
+        if self.install is not None:
+            self._ask_for_dense()

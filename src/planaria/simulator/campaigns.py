@@ -43,6 +43,9 @@ SHAPES = (  # servers, k, r, trainers
     (6, 4, 2, 1),
     (3, 1, 1, 1),
     (4, 1, 3, 2),
+    (4, 2, 1, 3),
+    (5, 2, 2, 3),
+    (4, 1, 3, 1),
 )
 OPTIMIZERS = ("sgd", "adagrad", "adam")
 DROPS = (0.0, 0.0, 0.0, 0.02, 0.1)

@@ -1,8 +1,8 @@
 """The loop of a trainer in a schedule: what a user's thread does, one thing after the other.
 
-It asks for the rows of a step, of some in two parts, and looks one step ahead; it computes, waits
-for the summed dense gradient, makes the next dense state of it, and in the end finishes. Computing
-takes time, in which views may change as often as they like.
+It asks for the rows of a step, some steps in two parts, and looks one step ahead; it computes,
+waits for the summed dense gradient, makes the next dense state of it, and in the end finishes.
+Computing takes time, in which views may change as often as they like.
 """
 
 from __future__ import annotations
@@ -73,6 +73,9 @@ class Driver:
 
     def _has_rows(self, step: int) -> bool:
         trainer, parts = self.trainer, parts_of(step, self.trainer.rank)
+        if step % 2 == 0:  # all parts at once, else one after the other
+            for part in range(len(self.taken), parts):
+                self._ask(step, part)
         while len(self.taken) < parts:
             part = len(self.taken)
             self._ask(step, part)

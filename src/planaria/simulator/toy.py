@@ -113,7 +113,10 @@ class ToyJob:
         values: Sequence[Floats],
         dense: Floats,
     ) -> tuple[list[Floats], Floats]:
-        """Of the rows [n, dim] of each arena and of the dense state [5], in [-1, 1)."""
+        """Of the rows [n, dim] of each arena and of the dense state [5], in [-1, 1).
+
+        Of many magnitudes, so that a sum in another order has other bits.
+        """
         parts = [weights.view(np.uint32).ravel() for weights in [*values, dense]]
         key = np.array([step * 1000 + rank], np.uint64)
         seen = kernels.digest(np.concatenate(parts)[None, :], key)[0]
@@ -124,8 +127,10 @@ class ToyJob:
             for d in range(self.arenas[arena].dim)
         ]
         words += [_mix(seen, -1, d) for d in range(len(dense))]
-        floats = (np.array(words, np.uint64) >> np.uint64(40)).astype(np.float32)
+        drawn = np.array(words, np.uint64)
+        floats = (drawn >> np.uint64(40)).astype(np.float32)
         floats = floats / np.float32(2**23) - np.float32(1)
+        floats = np.ldexp(floats, -(drawn % np.uint64(16)).astype(np.int32))
         *sparse, own = np.split(floats, np.cumsum([weights.size for weights in values]))
         return [part.reshape(of.shape) for part, of in zip(sparse, values, strict=True)], own
 

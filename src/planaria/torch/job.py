@@ -30,7 +30,7 @@ from planaria.cluster.files import JobFiles
 from planaria.cluster.node import log_into
 from planaria.cluster.trainer_node import TrainerNode
 from planaria.config import Config
-from planaria.errors import ArgumentError, ConfigError, OutsideJob
+from planaria.errors import ArgumentError, ConfigError, JobOver, OutsideJob
 from planaria.kernels.types import Floats, Index
 from planaria.optimizers import Optimizer
 from planaria.torch.alone import start_alone
@@ -82,14 +82,15 @@ def connect(config: Mapping[str, Any] | str | Path | None = None, **overrides: A
     path, sets = (command.path, command.sets) if command else (None, [])
     whole = Config.load(Path(path) if path else None, [*sets, f"trainers={world_size}"], given)
     line = socket.socket(fileno=int(number)) if number else start_alone()
-    return Job(whole, line)
+    return Job(whole, line, alone=number is None)
 
 
 class Job:
     """This process's part in a job."""
 
-    def __init__(self, config: Config, line: socket.socket) -> None:
+    def __init__(self, config: Config, line: socket.socket, *, alone: bool) -> None:
         self.config = config
+        self._alone = alone
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0"))
         self.step = 0
@@ -259,7 +260,7 @@ class Job:
         self._line.send(msgspec.json.encode(declaration))
         answer = self._line.recv(MOST_BYTES)
         if not answer:
-            raise SystemExit(0)  # the command that started this script is over
+            raise JobOver("whoever supervised this job has ended before it could start")
         reply = msgspec.json.decode(answer, type=Reply)
         if isinstance(reply, Assignment):
             return reply
@@ -268,7 +269,7 @@ class Job:
     def _join(self, part: Assignment) -> None:
         files = JobFiles(Path(part.folder))
         log_into(files.log(part.member))
-        self._node = TrainerNode(files, part.member, lifeline=self._line.fileno())
+        self._node = TrainerNode(files, part.member, self._line.fileno(), outlives=self._alone)
         config = self.config = self._node.config
         self._dims = [arena.dim for arena in config.arenas]
         self._router = JobRouter(config)

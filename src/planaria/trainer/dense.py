@@ -1,9 +1,9 @@
 """The dense network's state: one record, stepped by the kernels that step the embedding records.
 
 All parameters lie one behind the other in one float32 vector, and that vector is the weights of
-one record (see optimizers): [weights: P][optimizer state]. So a step is a delta here as well, the
-state as of an earlier step is the present one with the later deltas XORed out, and every trainer
-that applies the same gradients holds the same bits. No snapshots, no torch.optim.
+one record (see optimizers): [weights: P][optimizer state]. So every trainer that applies the same
+gradients holds the same bits, without torch.optim. Copies as of earlier steps are kept elsewhere,
+as bytes (see planaria.dense).
 
 One record instead of many because its weights then lie in a row, and torch can use them in place.
 One record is one thread's work, but little work beside the network's own.
@@ -22,11 +22,11 @@ import numpy as np
 
 from planaria import kernels
 from planaria.data import DENSE_FEATURES
+from planaria.errors import StepError
 from planaria.kernels.checks import array, require
 from planaria.kernels.types import Distribution, Floats, Index, InitTables, Records
 from planaria.optimizers import Optimizer
 from planaria.server.digest import Digest
-from planaria.server.history import Change, History
 from planaria.tables import MAX_TABLES
 
 ALIGNMENT_BYTES = 64
@@ -92,41 +92,30 @@ def initial_weights(layers: Sequence[Layer], seed: int) -> Floats:
 
 
 class DenseState:
-    """The parameters and their optimizer state after `step`, and the deltas of the last steps.
+    """The parameters and their optimizer state after `step`.
 
     The memory stays where it is for life, so that what torch was given as its parameters follows
-    every apply, retract and restore.
+    every apply and restore.
     """
 
     def __init__(
         self,
         parameters: int,
         optimizer: Optimizer,
-        keep_steps: int = 2,
         *,
         initial: Floats | None = None,  # float32[parameters], copied; zeros without
     ) -> None:
         require(parameters >= 1, f"a dense network has 1 parameter or more, not {parameters}")
-        require(keep_steps >= 1, f"keep_steps must be 1 or more, not {keep_steps}")
         if optimizer.name == "rowwise_adagrad":
             optimizer = replace(optimizer, name="adagrad")
         self.parameters = parameters
         self.optimizer = optimizer
+        self.step = 0
         self._record = _aligned_record(optimizer.record_words(parameters))
         if initial is not None:
             array("initial", initial, np.float32, 1, shape=(parameters,))
             self.weights[:] = initial
         self._record[0, parameters:] = optimizer.initial_state(parameters)
-        self._history = History(keep_steps, 0)
-
-    @property
-    def step(self) -> int:
-        return self._history.last
-
-    @property
-    def oldest(self) -> int:
-        """The oldest step that can still be exported."""
-        return self._history.oldest
 
     @property
     def words(self) -> int:
@@ -140,44 +129,29 @@ class DenseState:
 
     def apply(self, step: int, gradient: Floats, lr: float | None = None) -> None:
         """Takes `step` with the gradient summed over all ranks, float32[P], which is not kept."""
-        self._history.check_next(step)
+        if step != self.step + 1:
+            raise StepError(f"step {step} cannot follow step {self.step}; send {self.step + 1}")
         array("gradient", gradient, np.float32, 1, shape=(self.parameters,))
-        changed = kernels.apply(
+        kernels.apply(
             self.optimizer.rule(lr),
             self._record,
             1,
             self.parameters,
             [(_THE_RECORD, gradient.reshape(1, -1))],
         )
-        self._history.push(step, [Change(changed.indices, None, changed.delta)])
+        self.step = step
 
-    def retract(self, step: int) -> None:
-        """Goes back to a kept step, as if the later ones had never been."""
-        self._history.take_back(0, _THE_RECORD, self._record, step)
-        self._history.retract(step)
-
-    def export(self, as_of: int | None = None) -> Records:
-        """A copy of the whole state, uint32[words], as of a kept step; without one, as it is."""
-        as_of = self.step if as_of is None else as_of
-        self._history.after(as_of)  # HistoryGone comes before the copy
-        values = self._record.copy()
-        self._history.take_back(0, _THE_RECORD, values, as_of)
-        return values.reshape(-1)
+    def export(self) -> Records:
+        """A copy of the whole state, uint32[words]."""
+        state: Records = self._record[0].copy()
+        return state
 
     def restore(self, step: int, state: Records) -> None:
-        """Becomes what another trainer exported as of `step`; no earlier step can be read then."""
+        """Becomes what was exported after `step`."""
         require(step >= 0, f"step must be 0 or more, not {step}")
         array("state", state, np.uint32, 1, shape=(self.words,))
         self._record[0] = state
-        self._history = History(self._history.keep, step)
-
-    def adopt(self, step: int, state: Records) -> None:
-        """Takes `step` with what another trainer has exported as of it."""
-        self._history.check_next(step)
-        array("state", state, np.uint32, 1, shape=(self.words,))
-        delta = self._record ^ state
-        self._record[0] = state
-        self._history.push(step, [Change(_THE_RECORD, None, delta)])
+        self.step = step
 
     def digest(self) -> Digest:
         """Of parameters and optimizer state; add it to the digests of the servers."""

@@ -60,6 +60,9 @@ GradientsByPlace = Mapping[int, Sequence[Floats]]
 """Per place, per arena: gradients [n, dim] of those records."""
 Part = tuple[int, int]
 """A lookup of this trainer: its step, and which one of that step it is."""
+LAST_PART = -1
+"""Of the lookup that ends the job. No other has it, so no late answer to another is taken for one
+to this, which a server may not have received."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class TrainerMachine(Machine):
             self.last is not None
             and not self.frozen()
             and self.dense.step == self.last
-            and len(self.answers.get((self.last + 1, 0), ())) == self.job.servers
+            and len(self.answers.get((self.last + 1, LAST_PART), ())) == self.job.servers
             and min(self.protected) == self.last
         )
 
@@ -162,7 +165,7 @@ class TrainerMachine(Machine):
             self.asked.clear()
             self.answers.clear()
             empty = [np.zeros(0, np.int64) for _ in self.job.dims]
-            self.ask(self.step, 0, dict.fromkeys(range(self.job.servers), empty))
+            self.ask(self.step, LAST_PART, dict.fromkeys(range(self.job.servers), empty))
 
     # ------------------------------------------------------------------ views
 
@@ -173,13 +176,14 @@ class TrainerMachine(Machine):
             blank=self.blank,
             whole=True,
             dense=not self.blank,
-            summed=self.reduction.summed,
         )
 
     def on_install(self, old: Install | None, new: Install) -> None:
         if self.member not in new.trainers:
             return
         self.rank = new.trainers.index(self.member)
+        if old is None and not self.blank and self.dense.step != new.committed:
+            self._start_blank()
         self.answers.clear()
         self.protected = [new.committed] * self.job.servers
         self.pushed = new.committed
@@ -193,6 +197,12 @@ class TrainerMachine(Machine):
             self._send_copies(new.committed)
             self.report()
         self._progress()
+
+    def _start_blank(self) -> None:
+        """It was given up before its first view, and is now a replacement like any other."""
+        self.blank = True
+        self.dense.states.clear()
+        self.asked.clear()
 
     def report(self) -> None:
         if not self.blank:
@@ -234,7 +244,6 @@ class TrainerMachine(Machine):
 
     def _on_lacks(self, lacks: Lacks) -> None:
         """Sends just that, as far as it was due in this view."""
-        assert self.install
         for step in lacks.pushes:
             if step in self.pushes and step <= self.pushed:
                 self._send_pushes(step, [lacks.place])
@@ -243,8 +252,6 @@ class TrainerMachine(Machine):
             if part in self.asked and lacks.place not in self.answers.get(part, {}):
                 self._send_lookups(part, [lacks.place])
                 self.retries.found()
-        if lacks.dense is not None:
-            self._send_dense(self.install.servers[lacks.place], lacks.dense)
 
     def _on_ask(self, sender: Member, ask: Ask) -> None:
         """Another trainer waits for the sum of a step."""
@@ -267,9 +274,8 @@ class TrainerMachine(Machine):
         asked = self.asked.get((answer.step, answer.part))
         if asked is None or not 0 <= answer.place < self.job.servers:
             return False
-        wanted = [
-            (len(index), dim) for index, dim in zip(asked[answer.place], self.job.dims, strict=True)
-        ]
+        of = zip(asked[answer.place], self.job.dims, strict=True)
+        wanted = [(len(index), dim) for index, dim in of]
         return [weights.shape for weights in answer.weights] == wanted
 
     def _start_at(self, copy: DenseCopy) -> None:
@@ -289,15 +295,12 @@ class TrainerMachine(Machine):
             self._reduce()
 
     def _reduce(self) -> None:
-        """A step that another trainer has summed is taken from it, never summed again (rule 12)."""
-        assert self.install
         step = self.dense.step + 1
         if step > self.pushed or step in self.reduction.sums:
             return
-        if step > self.install.summed:
-            total = self.reduction.sum_part(step, self.rank)
-            if total is not None:
-                self._send_part(step, self.rank, total, self._others())
+        total = self.reduction.sum_part(step, self.rank)
+        if total is not None:
+            self._send_part(step, self.rank, total, self._others())
         self.reduction.gather(step)
 
     # ------------------------------------------------------------------ sending
@@ -328,7 +331,9 @@ class TrainerMachine(Machine):
                 self.send(self.install.servers[place], lookup)
 
     def _send_due(self) -> None:
-        """Rule 4: gradients of a step leave when every server has voted for the one before."""
+        """Rule 4: gradients of a step leave when every server has voted for the one before. Who has
+        the sum already gives that, and never its gradient again: so nobody sums anew (rule 12).
+        """
         while self.pushed + 1 in self.pushes and min(self.protected) >= self.pushed:
             if not self._live():
                 return

@@ -25,10 +25,6 @@ class Reduction:
         self._came: dict[int, dict[int, Floats]] = {}  # step -> rank: of the part summed here
         self._parts: dict[int, dict[int, Floats]] = {}  # step -> part: summed
 
-    @property
-    def summed(self) -> int:
-        return max(self.sums, default=0)
-
     def progress(self, step: int) -> tuple[int, int]:
         """Changes whenever something of this step comes."""
         return len(self._came.get(step, ())), len(self._parts.get(step, ()))

@@ -75,7 +75,6 @@ class Training:
         self.dense = DenseState(
             self.model.parameters,
             config.optimizer_rule,
-            keep_steps=1,
             initial=self.model.initial_weights(config.seed),
         )
         self.model.bind(self.dense.weights)

@@ -100,7 +100,6 @@ class Lacks(Message):
     place: int
     pushes: list[int]  # steps
     lookups: list[tuple[int, int]]  # (step, part)
-    dense: int | None  # a step of which it should keep the dense state
 
 
 class DenseGradient(Message):
@@ -120,7 +119,9 @@ class DenseSum(Message):
 
 
 class DenseRequest(Message):
-    """A new trainer wants the dense state as of the view's committed step."""
+    """A new trainer wants the dense state as of the view's committed step; a keeper wants the next
+    one that it should have.
+    """
 
     as_of: int
 
@@ -209,7 +210,6 @@ class Promise(Message):
     blank: bool
     whole: bool  # of servers: no record is still to be rebuilt
     dense: bool  # whether it has the dense state
-    summed: int = 0  # of trainers: the last step whose dense gradient is summed
 
 
 class Install(Message):
@@ -220,7 +220,6 @@ class Install(Message):
     trainers: list[Member]  # by rank
     rebuilding: list[int]  # places that are not whole
     addresses: dict[Member, str] = {}
-    summed: int = 0  # the last step whose dense gradient some trainer has summed
 
 
 class Installed(Message):
