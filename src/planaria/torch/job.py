@@ -51,6 +51,7 @@ from planaria.trainer.declaring import (
     Declaration,
     Reply,
     Settings,
+    encode,
 )
 from planaria.wire.control import LastStep, SaveWanted, StepDone
 
@@ -257,7 +258,7 @@ class Job:
         self._join(assignment)
 
     def _declare(self, declaration: Declaration) -> Assignment:
-        self._line.send(msgspec.json.encode(declaration))
+        self._line.send(encode(declaration))
         answer = self._line.recv(MOST_BYTES)
         if not answer:
             raise JobOver("whoever supervised this job has ended before it could start")

@@ -7,6 +7,7 @@ other end closes, the one who started it is gone.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import msgspec
@@ -23,7 +24,7 @@ class Settings(msgspec.Struct, frozen=True):
     sets: list[str]
 
 
-class Declaration(msgspec.Struct, frozen=True):
+class Declaration(msgspec.Struct, frozen=True, tag=True):
     """Equal in all trainers of a job: they train one model."""
 
     config: dict[str, Any]  # what the script has set
@@ -34,6 +35,15 @@ class Declaration(msgspec.Struct, frozen=True):
     parameters: int  # of the dense network
     kept: str  # a fingerprint of what it keeps
     state: str  # a digest of what it keeps, before the first step
+
+
+class Raised(msgspec.Struct, frozen=True, tag=True):
+    """The script has ended by an exception; the ranks of a job mostly raise the same one."""
+
+    traceback: str
+
+
+Said = Declaration | Raised
 
 
 class Assignment(msgspec.Struct, frozen=True, tag=True):
@@ -49,6 +59,15 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
 
 
 Reply = Assignment | Refusal
+
+
+def encode(said: Said) -> bytes:
+    """As one message: a socket takes some 200 kB of it, which a thousand tables are more than."""
+    return zlib.compress(msgspec.json.encode(said), 1)
+
+
+def decode(message: bytes) -> Said:
+    return msgspec.json.decode(zlib.decompress(message), type=Said)
 
 
 def difference(one: Declaration, other: Declaration, *, begins: bool = False) -> str:
