@@ -1,50 +1,51 @@
-"""A model of one's own, in a loop of one's own, on Planaria. Its twin is own_loop_plain.py.
+"""A model of one's own, in a loop of one's own, on Planaria. Its twin in plain torch is
+own_loop_plain.py; a test counts the lines in which the two differ.
 
-    planaria run examples/own_loop.py          several trainers, and failures if you like
-    python examples/own_loop.py                one trainer, this process
+    planaria run --kill server:any@100 examples/own_loop.py
 """
 
 import torch
 from torch import nn
 
-import planaria.torch
+from planaria.torch import EmbeddingBag, connect
 
-ROWS, DIM, USERS_PER_BATCH = 20_000, 16, 256
+USERS, TAGS, TAGS_OF_ITEM, DIM = 1_000, 200, 4, 16
 
 
-class Ratings(torch.utils.data.Dataset):
-    """Who saw what, and whether they liked it: a planted preference, and noise."""
-
-    def __len__(self):
-        return 40_960
-
-    def __getitem__(self, index):
-        draw = torch.Generator().manual_seed(index)
-        user, item = torch.randint(ROWS, (2,), generator=draw).tolist()
-        liked = float((user % 97 + item % 89) % 7 < 3)
-        return user, item, liked
+def clicks(samples):
+    """Who was shown an item with which tags, and whether they clicked: some users click often, and
+    some tags are liked.
+    """
+    draw = torch.Generator().manual_seed(1)
+    eager, liked = torch.randn(USERS, generator=draw), torch.randn(TAGS, generator=draw)
+    user = torch.randint(USERS, (samples, 1), generator=draw)
+    tags = torch.randint(TAGS, (samples, TAGS_OF_ITEM), generator=draw)
+    score = eager[user].sum(dim=1) + liked[tags].sum(dim=1)
+    return torch.utils.data.TensorDataset(user, tags, (score > 0).float())
 
 
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.users = planaria.torch.EmbeddingBag(ROWS, DIM, mode="sum")
-        self.items = planaria.torch.EmbeddingBag(ROWS, DIM, mode="sum")
+        self.users = EmbeddingBag(USERS, DIM, mode="sum")
+        self.tags = EmbeddingBag(TAGS, DIM, mode="sum")
         self.top = nn.Sequential(nn.Linear(2 * DIM, 32), nn.ReLU(), nn.Linear(32, 1))
 
-    def forward(self, user, item):
-        both = [self.users(user.unsqueeze(1)), self.items(item.unsqueeze(1))]
-        return self.top(torch.cat(both, dim=1)).squeeze(1)
+    def forward(self, user, tags):
+        return self.top(torch.cat([self.users(user), self.tags(tags)], dim=1)).squeeze(1)
 
 
-job = planaria.torch.connect()
+job = connect(optimizer={"name": "adagrad", "lr": 0.1})
 torch.manual_seed(0)
 model = Model()
-optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
+optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
 job.keep(model=model, optimizer=optimizer)
-for user, item, liked in job.batches(Ratings(), batch_size=USERS_PER_BATCH, shuffle=True):
-    loss = nn.functional.binary_cross_entropy_with_logits(model(user, item), liked.float())
+losses = []
+batches = job.batches(clicks(20_000), batch_size=100, shuffle=True)
+for user, tags, clicked in batches:
+    loss = nn.functional.binary_cross_entropy_with_logits(model(user, tags), clicked)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-print(f"loss of the last batch: {loss.item():.4f}")
+    losses.append(loss.item())
+print(f"mean loss of the last 50 steps: {sum(losses[-50:]) / len(losses[-50:]):.4f}")
