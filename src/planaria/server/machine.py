@@ -268,9 +268,8 @@ class ServerMachine(Machine):
         return self.store
 
     def _check_arenas(self, per_arena: Sequence[object]) -> None:
-        assert self.store
-        if len(per_arena) != len(self.store.arenas):
-            raise StepError(f"{len(per_arena)} arenas; this job has {len(self.store.arenas)}")
+        if len(per_arena) != len(self.job.arenas):
+            raise StepError(f"{len(per_arena)} arenas; this job has {len(self.job.arenas)}")
 
     def _on_delta(self, sender: Member, message: Delta) -> None:
         assert self.store
@@ -299,9 +298,8 @@ class ServerMachine(Machine):
         return self._next_dense() if self.keeper and self._next_dense() <= self.step else None
 
     def _ask_for_dense(self) -> None:
-        wanted = self._wanted_dense()
-        if wanted is not None:
-            assert self.install
+        assert self.install
+        if (wanted := self._wanted_dense()) is not None:
             for trainer in self.install.trainers:
                 self.send(trainer, DenseRequest(view=self.view, as_of=wanted))
 
