@@ -118,7 +118,7 @@ def looking_ahead(
         yield from batches
 
     ahead = Ahead(iterate())
-    ahead.advance([own.tables for own in collections], ask)
+    ahead.look([own.tables for own in collections], ask)
     return ahead, asked
 
 

@@ -234,6 +234,11 @@ class Job:
         collections = made_tables()
         if not collections:
             raise OutsideJob("batches: there is no collection of tables; make the model first")
+        if not self._kept:
+            raise OutsideJob(
+                "batches: nothing is kept; call job.keep(model=model, optimizer=optimizer) first, "
+                "with all that training changes"
+            )
         self._optimizers = _numbered_optimizers(collections)
         self._collections = collections
         tables, _ = bind_all(collections, self.config.optimizer_rule, self)
@@ -288,14 +293,15 @@ class Job:
     def _start_step(self, step: int, ahead: Ahead) -> None:
         """Hands out a batch whose rows are on their way, and asks for those of the next."""
         assert self._client is not None
-        seed_torch(self.config.seed, step, self.rank)
         now = self._now = _Step(step, SparseStep(_Lookups(self), self._dims))
         now.sparse.on_backward = self._on_backward
-        if not ahead.started:
-            ahead.advance(self._collections, self._ask_ahead(step))
-        ahead.arrive(self._client_rows(step), now.sparse)
+        if not ahead:
+            ahead.look(self._collections, self._ask_ahead(step))
         if step < self._steps:
             ahead.look(self._collections, self._ask_ahead(step + 1))
+        ahead.arrive(self._client_rows(step), now.sparse)
+        # Last, so that whatever making batches has drawn counts for nothing.
+        seed_torch(self.config.seed, step, self.rank)
 
     def _end_step(self) -> None:
         assert self._client is not None

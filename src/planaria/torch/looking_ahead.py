@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -45,32 +46,26 @@ def _keyed_in(value: Any, depth: int) -> list[Any]:
 
 
 class Ahead:
-    """A batch and the one after it, each with the rows that were asked for."""
+    """The batches that were looked at and are still to come, with what was asked for."""
 
     def __init__(self, batches: Generator[Any, None, None]) -> None:
         self._batches = batches
-        self._next: tuple[Any, list[Prepared], Any] | None = None
+        self._coming: deque[tuple[Any, list[Prepared], Any]] = deque()
         self.batch: Any = None
-        self.started = False
+
+    def __bool__(self) -> bool:
+        """Whether there is one that can arrive."""
+        return bool(self._coming)
 
     def look(self, collections: Sequence[FeatureTables], ask: Callable[[list[Index]], Any]) -> None:
         """Takes the next batch and asks for its rows."""
         batch = next(self._batches)
         prepared = find_features(batch, collections)
-        self._next = (batch, prepared, ask(_all_rows(prepared)) if prepared else None)
-
-    def advance(
-        self, collections: Sequence[FeatureTables], ask: Callable[[list[Index]], Any]
-    ) -> None:
-        """The first one, before which nothing was looked at."""
-        self.started = True
-        self.look(collections, ask)
+        self._coming.append((batch, prepared, ask(_all_rows(prepared)) if prepared else None))
 
     def arrive(self, take: Callable[[Any], list[Floats]], step: SparseStep) -> None:
         """The next batch becomes this one, and its rows are given to the step."""
-        assert self._next is not None
-        self.batch, prepared, asked = self._next
-        self._next = None
+        self.batch, prepared, asked = self._coming.popleft()
         if asked is not None:
             values = take(asked)
             for one, own in zip(prepared, _split(prepared, values), strict=True):
