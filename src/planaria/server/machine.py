@@ -487,5 +487,6 @@ class ServerMachine(Machine):
                 self.retries.spoil()
         if self.install is not None:
             wanted = self.dense.wanted(self.step, self.install.committed)
-            for trainer in self.install.trainers if wanted is not None else ():
-                self.send(trainer, DenseRequest(view=self.view, as_of=wanted))
+            if wanted is not None:
+                for trainer in self.install.trainers:
+                    self.send(trainer, DenseRequest(view=self.view, as_of=wanted))
