@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from planaria.dense import DenseCopies
 from planaria.errors import PlanariaError, StepError
 from planaria.kernels.types import Floats, Index
 from planaria.server.job import ServerJob
+from planaria.server.keeping import KeptCopies
 from planaria.server.rebuilding import Rebuilder, ScrubRound, read_for_mate
 from planaria.server.store import ParityDelta, Store
 from planaria.wire.machine import COORDINATOR, Machine, Outbox
@@ -68,7 +68,7 @@ class ServerMachine(Machine):
         self.rebuilder: Rebuilder | None = None
         self.pushes: dict[int, dict[int, Push]] = {}  # step -> rank
         self.lookups: dict[LookupKey, tuple[Member, Lookup]] = {}
-        self.dense = DenseCopies()  # of a keeper
+        self.dense = KeptCopies(job.keepers)
         self.last: int | None = None  # the last step of the job, once a trainer has said so
         self.acks: dict[int, set[int]] = {}  # step -> places that have acknowledged it
         self.voted = 0  # the step up to which the trainers were told that all is protected
@@ -91,13 +91,8 @@ class ServerMachine(Machine):
     @property
     def done(self) -> bool:
         """Whether all records are what they are after the last step, and a keeper has its copy."""
-        has_copy = bool(self.dense) or not self.keeper
-        return self.whole and has_copy and self.step == self.last and not self.frozen()
-
-    @property
-    def keeper(self) -> bool:
-        """Whether it keeps the dense state, because there are too few trainers (rule 5)."""
-        return 0 <= self.place < self.job.keepers
+        whole = self.whole and self.dense.complete
+        return whole and self.step == self.last and not self.frozen()
 
     @property
     def wants_save(self) -> bool:
@@ -114,6 +109,7 @@ class ServerMachine(Machine):
     def _take_place(self, place: int, blank_at: int | None) -> None:
         job = self.job
         self.place = place
+        self.dense.take_place(place)
         self.store = Store(
             job.arenas,
             job.layout,
@@ -291,26 +287,10 @@ class ServerMachine(Machine):
             if self.protected > self.voted:
                 self._vote()
 
-    def _wanted_dense(self) -> int | None:
-        """The step whose dense state a keeper should have and has not: one after the other, so
-        that it has that of the committed step whenever it has any.
-        """
-        return self._next_dense() if self.keeper and self._next_dense() <= self.step else None
-
-    def _ask_for_dense(self) -> None:
-        assert self.install
-        if (wanted := self._wanted_dense()) is not None:
-            for trainer in self.install.trainers:
-                self.send(trainer, DenseRequest(view=self.view, as_of=wanted))
-
-    def _next_dense(self) -> int:
-        assert self.install
-        return self.dense.step + 1 if self.dense else self.install.committed
-
     def _on_dense(self, message: DenseCopy) -> None:
-        if self.keeper and message.step == self._next_dense():
-            had = bool(self.dense)
-            self.dense.put(message.step, message.state)
+        assert self.install
+        had = bool(self.dense)
+        if self.dense.take(message.step, message.state, self.install.committed):
             if not had:
                 self.report()
             if self.protected > self.voted:
@@ -354,12 +334,7 @@ class ServerMachine(Machine):
         """
         waiting = [step for step, places in self.acks.items() if len(places) < len(self.holders)]
         held = min(waiting) - 1 if waiting else self.step
-        return min(held, self._kept) if self.keeper else held
-
-    @property
-    def _kept(self) -> int:
-        """The last step whose dense state is kept, as far as that is known in this view."""
-        return max(self.dense.step, self.install.committed if self.install else 0)
+        return self.dense.protects(held, self.install.committed if self.install else 0)
 
     def _progress(self) -> None:
         if self.store is None or self.rebuilder is None or self.frozen() or self.wants_save:
@@ -497,4 +472,7 @@ class ServerMachine(Machine):
                 self._send_delta(step, waiting_for)
                 self.retries.spoil()
         if self.install is not None:
-            self._ask_for_dense()
+            wanted = self.dense.wanted(self.step, self.install.committed)
+            if wanted is not None:
+                for trainer in self.install.trainers:
+                    self.send(trainer, DenseRequest(view=self.view, as_of=wanted))

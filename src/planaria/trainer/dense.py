@@ -143,8 +143,7 @@ class DenseState:
 
     def export(self) -> Records:
         """A copy of the whole state, uint32[words]."""
-        state: Records = self._record[0].copy()
-        return state
+        return self._record.copy().reshape(-1)
 
     def restore(self, step: int, state: Records) -> None:
         """Becomes what was exported after `step`."""
