@@ -325,3 +325,13 @@ def test_torchrecs_objects_come_out_where_they_go_in(monkeypatch: pytest.MonkeyP
     config.data_type.value = "FP16"
     with pytest.raises(ArgumentError, match="data_type must be FP32, not FP16"):
         EmbeddingBagCollection([config])  # type: ignore[list-item]
+
+
+def test_an_evaluation_of_any_number_of_batches_holds_one_of_them() -> None:
+    own = collection()
+    job = StoreJob(SGD, own)
+    step = job.new_step(recording=False)
+    for number in range(20):
+        with torch.no_grad():
+            own(bag(number % 10))
+    assert len(step._expected) == len(step._values) == 1

@@ -91,8 +91,6 @@ class Process(ABC):
             self._keep(said.traceback)
             return
         self.declared = said
-        if self._waiting is not None:
-            self._reply(self._waiting)
 
     def give(self, reply: Reply, log: Path | None = None) -> None:
         """Its part in the job, at once or when it has declared itself."""
@@ -100,10 +98,14 @@ class Process(ABC):
             with contextlib.suppress(OSError):
                 self._log = log.open("a", buffering=1)
                 self._log.writelines(self._said)
-        if self.declared is None:
-            self._waiting = reply
-        else:
-            self._reply(reply)
+        self._waiting = reply
+        self.answer()
+
+    def answer(self) -> None:
+        """Sends what waits for its declaration, once that is there."""
+        if self.declared is not None and self._waiting is not None:
+            self._reply(self._waiting)
+            self._waiting = None
 
     def _keep(self, text: str) -> None:
         """In its log, once it has one."""
@@ -285,6 +287,7 @@ class Scripts:
             if script.declared is None:
                 script.look()
                 self._refuse_if_it_differs(script)
+                script.answer()
         self._waiting = [one for one in self._waiting if not self._is_lost(one)]
         if len(self._waiting) < self.spares:
             self._start(SPARE)

@@ -106,7 +106,8 @@ class FeatureTables:
             raise OutsideJob(
                 "forward outside a job: nothing holds the rows of "
                 f"{', '.join(table.name or 'an EmbeddingBag' for table in self.tables[:3])}"
-                f"{', ...' if len(self.tables) > 3 else ''}; call planaria.torch.connect() first"
+                f"{', ...' if len(self.tables) > 3 else ''}; call "
+                "planaria.torch.connect(), and make collections before the first batch"
             )
         return self.bound
 

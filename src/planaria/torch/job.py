@@ -13,10 +13,12 @@ backward returns.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import socket
 import sys
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,7 +32,7 @@ from planaria.cluster.files import JobFiles
 from planaria.cluster.node import log_into
 from planaria.cluster.trainer_node import TrainerNode
 from planaria.config import Config
-from planaria.errors import ArgumentError, ConfigError, JobOver, OutsideJob
+from planaria.errors import ArgumentError, ConfigError, JobOver, OutsideJob, StateError
 from planaria.kernels.types import Floats, Index
 from planaria.optimizers import Optimizer
 from planaria.torch.alone import start_alone
@@ -148,7 +150,9 @@ class Job:
                 seed=self.config.seed,
             )
 
-        return self._loop(plan, batch_size)
+        loop = self._loop(plan, batch_size)
+        atexit.register(_leave, weakref.ref(loop))
+        return loop
 
     # ------------------------------------------------------------------ during a step
 
@@ -247,6 +251,7 @@ class Job:
             kept.setdefault(f"tables.optimizer{number}", optimizer)
         self._keeper = Keeper(kept)
         self._dense = DenseGradients(self._kept.values())
+        self._check_optimizers()
         self._steps = batches.steps
         first = find_features(batches.batch(1), collections)
         declaration = Declaration(
@@ -261,6 +266,18 @@ class Job:
         )
         assignment = self._declare(declaration)
         self._join(assignment)
+
+    def _check_optimizers(self) -> None:
+        """What they change must be kept as well, or it would not be exact, and nobody would know."""
+        averaged = {id(one) for one in self._dense.parameters}
+        for name, one in self._kept.items():
+            if isinstance(one, torch.optim.Optimizer) and not isinstance(one, SparseOptimizer):
+                changed = [p for group in one.param_groups for p in group["params"]]
+                if any(p.requires_grad and id(p) not in averaged for p in changed):
+                    raise StateError(
+                        f"keep: {name} changes parameters of no module that is kept; keep the "
+                        "model as well"
+                    )
 
     def _declare(self, declaration: Declaration) -> Assignment:
         self._line.send(encode(declaration))
@@ -300,7 +317,7 @@ class Job:
         if step < self._steps:
             ahead.look(self._collections, self._ask_ahead(step + 1))
         ahead.arrive(self._client_rows(step), now.sparse)
-        # Last, so that whatever making batches has drawn counts for nothing.
+        # Last, so that no number is drawn by a dataset: a replacement reads other batches here.
         seed_torch(self.config.seed, step, self.rank)
 
     def _end_step(self) -> None:
@@ -380,6 +397,16 @@ class Job:
             return found
 
         return take
+
+
+def _leave(loop: weakref.ref[Generator[Any, None, None]]) -> None:
+    """At the end of a script: a loop that was left, and that a name still holds, ends its job now.
+
+    Not so where an exception was what ended the script: then nobody has meant the job to end.
+    """
+    left = loop()
+    if left is not None and getattr(sys, "last_value", None) is None:
+        left.close()
 
 
 class _Step:

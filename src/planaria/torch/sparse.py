@@ -77,10 +77,20 @@ class SparseStep:
     # ------------------------------------------------------------------------------ forward
 
     def expect(self, prepared: Prepared, values: list[Floats] | None = None) -> None:
-        """Takes what was prepared, and perhaps looked up as of this step, before it began."""
+        """Takes what was prepared, and perhaps looked up as of this step, before it began.
+
+        Where nothing learns, a collection's batch is forgotten with its next one: there may be any
+        number of them.
+        """
+        if not self.recording:
+            self._forget(prepared.collection)
         self._expected[_key(prepared.collection, prepared.sources)] = prepared
         if values is not None:
             self._values[prepared] = values
+
+    def _forget(self, collection: object) -> None:
+        for key in [key for key in self._expected if key[0] == id(collection)]:
+            self._values.pop(self._expected.pop(key), None)
 
     def expected(
         self, collection: object, sources: tuple[Any, ...], version: int
@@ -135,8 +145,9 @@ class SparseStep:
     def _check_open(self, what: str) -> None:
         if self._ended:
             raise OutsideJob(
-                f"a {what} came after its step had ended; call every forward and backward of a "
-                "batch before the next batch is asked for"
+                f"a {what} came after its step had ended: the gradients of a batch leave with its "
+                "backward; do several of them within job.accumulate(), and predict within "
+                "job.evaluate()"
             )
 
 
