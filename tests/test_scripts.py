@@ -314,5 +314,3 @@ def test_a_spare_that_disagrees_is_told_and_is_not_placed(tmp_path: Path) -> Non
         while not said:
             trainers.tend()
     assert said == ["a spare trainer ended with code 0 before it was needed"]
-
-
