@@ -1,4 +1,4 @@
-"""Jobs whose trainers run the scripts in tests/scripts, in this process or as a user starts them."""
+"""Jobs whose trainers run the scripts in tests/scripts, here or as a user starts them."""
 
 from __future__ import annotations
 

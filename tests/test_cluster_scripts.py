@@ -109,7 +109,7 @@ def test_bad_use_in_the_loop_gets_a_sentence_and_training_goes_on() -> None:
         "a second backward": "do several of them within job.accumulate()",
         "a late collection": "make collections before the first batch",
         "an id in evaluation": "has no row",
-        "a forward after the loop": "it needs a batch; use it in the loop",
+        "a forward after the loop": "predict within job.evaluate()",
         "a second loop": "a job has one loop; give it epochs",
     }
     assert {what for what, says in expected.items() if says not in sentences.get(what, "")} == set()
