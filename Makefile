@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 DEV_INSTALLED := .venv/.installed-dev
 BENCH_INSTALLED := .venv/.installed-bench
 
-CAMPAIGNS := $(patsubst %,tests/test_cluster_%.py,hangs kills promises storm survival)
+CAMPAIGNS := $(patsubst %,tests/test_cluster_%.py,hangs kills promises scripts_kills storm survival)
 
 .PHONY: train test campaigns check format bench sanitize kills storm clean
 

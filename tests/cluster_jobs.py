@@ -24,6 +24,7 @@ from planaria.cluster.events import Exited, JobEvent, Watcher
 from planaria.cluster.reporting import Progress
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption
 from planaria.cluster.run import JobRun
+from planaria.cluster.scripts import Scripts
 from planaria.config import Config
 from planaria.schedule import Fault
 from planaria.wire.control import Rebuilt, StepDone, Viewed
@@ -153,10 +154,12 @@ class BeatenRun:
         replacements: int = 0,
         on_event: OnEvent = lambda processes, event: None,
         start: Resumption = FROM_THE_BEGINNING,
+        scripts: Scripts | None = None,
     ) -> None:
         """replacements: so many are killed as soon as the view names them, while they rebuild."""
         self.beating = Beating(plan, replacements, on_event)
-        self.job = JobRun(config, schedule, start=start, observers=[self.beating])
+        observers = [self.beating]
+        self.job = JobRun(config, schedule, start=start, observers=observers, scripts=scripts)
         self.config = config
 
     def run(self) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from planaria.torch.alone import start_alone
 from planaria.torch.averaging import DenseGradients
 from planaria.torch.batches import Batches
 from planaria.torch.features import FeatureTables, bind_all, made_tables
+from planaria.torch.frozen import State
 from planaria.torch.keeping import Keeper, digest, seed_torch
 from planaria.torch.looking_ahead import Ahead, find_features
 from planaria.torch.optimizers import SparseOptimizer
@@ -103,6 +104,8 @@ class Job:
         self._client: Client | None = None
         self._now: _Step | None = None
         self._accumulating = False
+        self._has_left = False  # the loop, before its end
+        self._left: State | None = None  # with this dense state of its last step
 
     # ------------------------------------------------------------------ before the first batch
 
@@ -151,7 +154,7 @@ class Job:
             )
 
         loop = self._loop(plan, batch_size)
-        atexit.register(_leave, weakref.ref(loop))
+        atexit.register(self._leave, weakref.ref(loop))
         return loop
 
     # ------------------------------------------------------------------ during a step
@@ -210,20 +213,40 @@ class Job:
                 yield ahead.batch
                 self._end_step()
         except GeneratorExit:
-            if sys.is_finalizing():  # not the loop was left, but the script
-                raise
-            self._leave_early()
+            self._leave_loop()
             raise
         finally:
             ahead.close()
         self._finish()
 
-    def _leave_early(self) -> None:
-        """The loop was left before its end. What was learnt in this step counts."""
-        if self._in_step("the end of a loop").pushed:
-            self._end_step()
-        self._node.line.tell(LastStep(step=self.step))
-        self._finish()
+    def _leave_loop(self) -> None:
+        """The loop was left before its end: by break, or by an exception, which cannot be told
+        here. So the job ends with the script. What was learnt in this step counts.
+        """
+        assert self._client is not None
+        now = self._in_step("the end of a loop")
+        self._left = self._keeper.freeze() if now.pushed else None
+        self._has_left = True
+        self.step = now.step if now.pushed else now.step - 1
+        self._client.rest()
+
+    def _leave(self, loop: weakref.ref[Generator[Any, None, None]]) -> None:
+        """At the end of the script. One that a loop's exception has ended has not meant the job to
+        end; a loop that a name still holds was left without our knowing.
+        """
+        if getattr(sys, "last_value", None) is not None:
+            return
+        if (held := loop()) is not None:
+            held.close()
+        if not self._has_left:
+            return
+        assert self._client is not None
+        with contextlib.suppress(JobOver):
+            if self._left is not None:
+                self._client.sum(self.step)
+                self._client.end_step(self.step, self._left)
+            self._node.line.tell(LastStep(step=self.step))
+            self._finish()
 
     def _finish(self) -> None:
         assert self._client is not None
@@ -268,7 +291,7 @@ class Job:
         self._join(assignment)
 
     def _check_optimizers(self) -> None:
-        """What they change must be kept as well, or it would not be exact, and nobody would know."""
+        """What they change must be kept too, or it would not be exact, and nobody would know."""
         averaged = {id(one) for one in self._dense.parameters}
         for name, one in self._kept.items():
             if isinstance(one, torch.optim.Optimizer) and not isinstance(one, SparseOptimizer):
@@ -397,16 +420,6 @@ class Job:
             return found
 
         return take
-
-
-def _leave(loop: weakref.ref[Generator[Any, None, None]]) -> None:
-    """At the end of a script: a loop that was left, and that a name still holds, ends its job now.
-
-    Not so where an exception was what ended the script: then nobody has meant the job to end.
-    """
-    left = loop()
-    if left is not None and getattr(sys, "last_value", None) is None:
-        left.close()
 
 
 class _Step:

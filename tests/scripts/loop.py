@@ -1,0 +1,83 @@
+"""A loop with all that a user's may have; arguments name what it does besides.
+
+two_epochs   shuffled data, twice; without it, once
+stop=N       leaves the loop in step N
+held         has a name for the loop, so that it is there until the script ends
+raise=N      raises in step N, on every rank
+sleep=N:S    computes for S seconds in step N
+unkept       learns something that is neither kept nor the same on all ranks
+"""
+
+import sys
+import time
+
+import torch
+from ratings import BATCH, Model, Ratings, collate
+from torch import nn
+
+import planaria.torch
+
+wanted = dict(word.partition("=")[::2] for word in sys.argv[1:])
+stop, fails = int(wanted.get("stop", -1)), int(wanted.get("raise", -1))
+sleeps, _, seconds = wanted.get("sleep", "-1:0").partition(":")
+
+job = planaria.torch.connect(seed=7)
+torch.manual_seed(1)
+of_tables = planaria.torch.Adagrad(lr=0.1)
+model = Model(of_tables)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
+schedule_of_tables = torch.optim.lr_scheduler.StepLR(of_tables, 3, 0.8)
+job.keep(model=model, optimizer=optimizer, schedule=schedule, of_tables=schedule_of_tables)
+
+
+class Seen:
+    """What the loop has counted: a user's own kept object."""
+
+    def __init__(self):
+        self.mean = 0.0
+
+    def state_dict(self):
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state):
+        self.mean = state["mean"]
+
+
+seen = Seen()
+job.keep(seen=seen)
+loss_of = nn.functional.binary_cross_entropy_with_logits
+epochs = 2 if "two_epochs" in wanted else 1
+
+
+def batches():
+    return job.batches(Ratings(), BATCH, epochs=epochs, shuffle=True, collate_fn=collate)
+
+
+held = batches() if "held" in wanted else None
+for dense, bags, ids, liked in held or batches():
+    step = job.step + 1
+    if step == int(sleeps):
+        print(f"step {step} takes long", flush=True)
+        time.sleep(float(seconds))
+    optimizer.zero_grad()
+    with job.accumulate():
+        loss_of(model(dense, bags, ids), liked).backward()
+        (0.5 * loss_of(model(dense * 0.5, bags, ids), liked)).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for one in (optimizer, schedule, of_tables, schedule_of_tables):
+        one.step()
+    if step % 5 == 0:  # the last step is one of these
+        model.eval()
+        if job.rank == 0:
+            with job.evaluate():
+                mean = model(dense, bags, ids).mean().item()
+        seen.mean = mean if job.world_size == 1 else step
+        model.train()
+    if "unkept" in wanted:
+        seen.mean += job.rank
+    if step == fails:
+        raise RuntimeError(f"step {step} is one too many")
+    if step == stop:
+        break
+print(f"rank {job.rank} is through after step {job.step}")

@@ -1,0 +1,123 @@
+"""A user's script as the trainers of a job: exact under kills, equal to plain torch, and ended as
+its user means it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster_jobs import Blow, leaving_nothing, processes_of
+from script_jobs import (
+    PLAIN,
+    SCRIPTS,
+    ScriptRun,
+    run_script,
+    started_script,
+    undisturbed_script,
+)
+
+from planaria.errors import ClusterError
+from planaria.wire.control import Rebuilt, StepDone
+
+pytestmark = pytest.mark.torch
+
+PROTECTED = ("servers=3", "parity=1")
+
+
+@pytest.fixture(autouse=True)
+def folder() -> Iterator[Path]:
+    with leaving_nothing() as folder:
+        yield folder
+        assert processes_of(SCRIPTS) == []
+
+
+# ------------------------------------------------------------------ exact
+
+
+def test_killing_a_server_the_trainer_and_the_coordinator_changes_no_bit() -> None:
+    plan = [Blow(5, ("server:1",)), Blow(11, ("trainer:0",)), Blow(17, ("coordinator",))]
+    run = ScriptRun("loop.py", sets=(*PROTECTED, "trainers=1"), plan=plan)
+    assert run.code == 0
+    assert run.digest == undisturbed_script("loop.py")
+    assert run.said[-1] == "rank 0 is through after step 30"
+
+
+def test_a_batch_that_takes_long_is_no_death_and_a_server_is_repaired_meanwhile() -> None:
+    limits = ("trainers=1", "cluster.heartbeat_limit_ms=2000", "script.spares=0")
+    plan = [Blow(9, ("server:1",), delay_ms=500)]
+    run = ScriptRun("loop.py", "sleep=10:6", sets=(*PROTECTED, *limits), plan=plan)
+    assert [one["who"] for one in run.report["failures"]] == ["server:1"]
+    assert run.digest == undisturbed_script("loop.py")
+    events = run.beaten.beating.events
+    [whole] = [one.at for one in events if isinstance(one.what, Rebuilt)]
+    after = [one.at for one in events if isinstance(one.what, StepDone) and one.what.step == 10]
+    assert whole < min(after) - 2.0, "the repair has waited for the batch"
+
+
+def test_what_training_changes_on_one_rank_alone_is_noticed() -> None:
+    """The control: replicas that differ do not pass for one model."""
+    with pytest.raises(ClusterError, match="the replicas of the dense network differ"):
+        ScriptRun("loop.py", "unkept", "stop=3", "held", sets=(*PLAIN, "trainers=2"))
+
+
+def test_one_trainer_learns_what_plain_torch_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPTS.parent))
+    run = ScriptRun("twin.py", sets=(*PLAIN, "trainers=1"))
+    furthest = dict(line.split() for line in run.said[-4:])
+    assert sorted(furthest) == ["adagrad", "adam", "momentum", "sgd"]
+    assert all(float(distance) < 1e-4 for distance in furthest.values()), furthest
+
+
+# ------------------------------------------------------------------ how a job ends
+
+
+def test_a_loop_that_is_left_ends_its_job_saved_and_is_gone_on_with_later(tmp_path: Path) -> None:
+    sets = (*PLAIN, "trainers=1", f"checkpoint.path={tmp_path / 'saved'}")
+    left = run_script(tmp_path, "loop.py", "stop=7", sets=sets)
+    assert left.code == 0, left.error
+    assert left.report["steps"] == 7
+    assert [one["step"] for one in left.report["checkpoints"]] == [7]
+    assert "rank 0 is through after step 7" in left.out
+    resumed = run_script(tmp_path, "loop.py", sets=sets, options=["--resume"])
+    assert resumed.code == 0, resumed.error
+    assert resumed.report["resumed_from"] == 7
+    assert resumed.report["digest"] == undisturbed_script("loop.py")
+
+
+def test_an_exception_ends_the_job_with_its_traceback_once(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "loop.py", "raise=3", sets=(*PLAIN, "trainers=2"))
+    assert done.code == 1
+    both = done.out + done.error
+    assert "RuntimeError: step 3 is one too many" in done.error
+    assert both.count("Traceback (most recent call last)") == 1
+    assert "site-packages" not in both
+    assert "src/planaria" not in both
+
+
+# ------------------------------------------------------------------ bad use
+
+
+def test_bad_use_in_the_loop_gets_a_sentence_and_training_goes_on() -> None:
+    run = ScriptRun("misuse.py", sets=(*PLAIN, "trainers=1"))
+    sentences = dict(line.split(": ", 1) for line in run.said if ": " in line)
+    expected = {
+        "a forward before connect's loop": "make collections before the first batch",
+        "evaluate before the loop": "it needs a batch; use it in the loop",
+        "keep in the loop": "the job has started; do this before the first batch",
+        "batches in the loop": "a job has one loop; give it epochs",
+        "a second backward": "do several of them within job.accumulate()",
+        "a late collection": "make collections before the first batch",
+        "an id in evaluation": "has no row",
+        "a forward after the loop": "predict within job.evaluate()",
+        "a second loop": "a job has one loop; give it epochs",
+    }
+    assert {what for what, says in expected.items() if says not in sentences.get(what, "")} == set()
+    assert (run.code, run.report["steps"]) == (0, 4)
+
+
+def test_a_script_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with started_script(tmp_path / "no_such_script.py") as job:
+        _, error = job.communicate(timeout=60)
+    assert job.returncode == 2
+    assert "no_such_script.py: expected a Python file, but there is none" in " ".join(error.split())
