@@ -139,7 +139,7 @@ def misshapen(token: bytes) -> list[list[bytes]]:
         [1, [2]], "1", None, {"frame": 1}, [[1, [1]], [1]], b"\x01", 1.5,
     ]  # fmt: skip
     headers = [
-        msgspec.msgpack.encode(["server-1", "", ["Lookup", 0, 6, nested, FIRST]])
+        msgspec.msgpack.encode(["server-1", "", ["Lookup", 0, 6, 0, nested, False, FIRST]])
         for head in heads
         for nested in ([head], [[head]], head)
     ]

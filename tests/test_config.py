@@ -97,6 +97,12 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
             "zipf": draw(st.floats(0, 1.5)),
             "test_samples": draw(st.integers(0, 2**40)),
         },
+        "script": {
+            "spares": draw(st.integers(0, 1024)),
+            "resume": draw(st.sampled_from(["on", "off"])),
+            "parameters": draw(st.none() | st.integers(0, 2**40)),
+            "ids": draw(st.integers(0, 2**40)),
+        },
         "cluster": {
             "transport": draw(st.sampled_from(["ipc", "tcp"])),
             "host": draw(st.sampled_from(["127.0.0.1", "::1", "node-7.rack_2", "10.0.0.1"])),
@@ -222,7 +228,7 @@ def is_right(path: str, value: object) -> bool:
     """Said again, by the type of the default and the page: which junk is no junk for a key."""
     default = DEFAULTS[path]
     match path:
-        case "k" | "tables":
+        case "k" | "tables" | "script.parameters":
             return value is None
         case (
             "optimizer.eps"
@@ -234,7 +240,7 @@ def is_right(path: str, value: object) -> bool:
             return value is None or (not isinstance(value, bool) and value in (2.5, 2**70))
         case "data.path" | "checkpoint.path":
             return value is None or (isinstance(value, str) and value != "")
-        case "cluster.encryption":
+        case "cluster.encryption" | "script.resume":
             return isinstance(value, bool)
         case "reproducible":
             return value is False

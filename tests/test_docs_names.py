@@ -131,7 +131,7 @@ def is_true(text: str) -> bool:
         return any(first in known for known in options().values())
     if re.fullmatch(r"[\w./-]+(\.(py|md|hpp|cpp)|/)", text):
         return any((folder / text).exists() for folder in (ROOT, PACKAGE, ROOT / "docs"))
-    if re.fullmatch(rf"{NAME}\.(json|npz|csv|png|html|pt|safetensors)", text):
+    if re.fullmatch(rf"{NAME}\.(json|npz|pt|safetensors|csv|png|html)", text):
         return text in words() or text.partition(".")[0] in words()
     if setting := re.fullmatch(rf"({NAME}(?:\.{NAME})*)(?:: |=)(.*)", text):
         key, value = setting.groups()

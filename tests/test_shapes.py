@@ -13,7 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria import Layout, Optimizer, Store, Table
-from planaria.errors import ArgumentError, CheckpointError, StoreError
+from planaria.checkpoints import DENSE, Facts, PartWriter, publish
+from planaria.cluster.resuming import find_start
+from planaria.cluster.run import JobRun
+from planaria.config import Config
+from planaria.errors import ArgumentError, CheckpointError, ConfigError, StoreError
 from planaria.kernels.types import Floats, Index
 from planaria.optimizers import NAMES
 from planaria.server.machine import ServerMachine
@@ -220,3 +224,45 @@ def test_a_checkpoint_is_not_filled_into_tables_with_other_optimizers(tmp_path: 
     others = [replace(table, optimizer=Optimizer("momentum")) for table in MIXED]
     with pytest.raises(CheckpointError, match=r"item 40 x 5 \(adam\)"):
         Model(1, others, SGD).check_restored(checkpoint, LAYOUT)
+
+
+# ----------------------------------------------------------------------------------------- jobs
+
+
+def job(folder: Path, *lrs: float, dim: int = 5) -> Config:
+    """Two tables of the same dim with learning rates of their own, and one of another dim."""
+    tables: list[dict[str, Any]] = [
+        {"name": f"t{n}", "rows": 20, "dim": 3, "optimizer": {"name": "adam", "lr": lr}}
+        for n, lr in enumerate(lrs)
+    ]
+    tables.append({"name": "last", "rows": 9, "dim": dim})
+    return Config.from_dict({"tables": tables, "checkpoint": {"path": str(folder)}})
+
+
+def test_learning_rates_may_change_on_the_way_and_tables_may_not(tmp_path: Path) -> None:
+    before = job(tmp_path, 0.1, 0.2)
+    model = Model(0, before.tables, before.optimizer_rule)
+    parts = [model.save_part(tmp_path, 7, before.layout, p) for p in before.layout.places]
+    with PartWriter(tmp_path, 7, DENSE) as dense:
+        dense.add_bytes("dense", b"any")
+        parts.append(dense.finish())
+    config = before.to_dict()
+    publish(
+        tmp_path,
+        7,
+        parts,
+        Facts(before.tables, before.optimizer_rule, before.layout, config=config),
+    )
+    assert find_start(before, resume=True).step == 7
+    notes = find_start(job(tmp_path, 0.1, 0.3), resume=True).notes
+    assert [note for note in notes if "from here on" in note] == [
+        "tables.1.optimizer.lr was 0.2 and is 0.3 from here on: the digest will be another"
+    ]
+    for other in (job(tmp_path, 0.1, 0.1), job(tmp_path, 0.1, 0.2, dim=4)):  # one arena; a dim
+        with pytest.raises(ConfigError, match=r"^tables: expected the tables .* \(20 x 3 \(adam\)"):
+            find_start(other, resume=True)
+
+
+def test_the_built_in_model_says_that_it_takes_tables_of_one_shape(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^tables: the built-in model .* these need 3; make"):
+        JobRun(job(tmp_path, 0.1, 0.2))

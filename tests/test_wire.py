@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from planaria.errors import WireError
-from planaria.kernels.types import Floats, Index, Records
+from planaria.kernels.types import Bytes, Floats, Index, Records
 from planaria.wire import messages
 from planaria.wire.codec import Envelope, decode, encode
 from planaria.wire.limits import Limits
@@ -35,6 +35,8 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     Records: arrays(np.uint32, st.tuples(st.integers(0, 4), st.integers(0, 3))),
     list[str]: st.lists(TEXTS, max_size=3),
     list[int]: st.lists(NUMBERS, max_size=3),
+    list[tuple[int, int]]: st.lists(st.tuples(NUMBERS, NUMBERS), max_size=3),
+    Bytes: arrays(np.uint8, st.integers(0, 5)),
     list[float]: st.lists(st.floats(allow_nan=False), max_size=3),
     dict[str, str]: st.dictionaries(TEXTS, TEXTS, max_size=3),
 }
@@ -162,7 +164,7 @@ def test_arrays_that_are_not_what_their_frames_are_are_refused() -> None:
     for frames in misshapen(TOKEN):
         with pytest.raises(WireError):
             decode(TOKEN, frames)
-    sound = msgspec.msgpack.encode(["", "", ["Lookup", 0, 6, [[1, [1]]], NO_VIEW]])
+    sound = msgspec.msgpack.encode(["", "", ["Lookup", 0, 6, 0, [[1, [1]]], False, NO_VIEW]])
     assert decode(TOKEN, [TOKEN, sound, bytes(8)])  # a control: what they are made from is sound
 
 

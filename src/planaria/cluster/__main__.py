@@ -29,6 +29,7 @@ from planaria.control.supervising import (
 )
 from planaria.coordinator.machine import FENCED
 from planaria.errors import CheckpointError, DataError, JobOver
+from planaria.trainer.declaring import SOCKET, Raised, encode
 from planaria.wire.messages import Member
 
 PR_SET_PDEATHSIG = 1
@@ -82,9 +83,20 @@ def _run_script(command: list[str]) -> int:
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename != command[0]:
             frames = frames.tb_next  # ours are not the user's business
-        traceback.print_exception(error.with_traceback(frames or error.__traceback__))
+        _tell(traceback.format_exception(error.with_traceback(frames or error.__traceback__)))
         os._exit(EXIT_REFUSED)  # at once: what the script holds must not seem to be done with
     return EXIT_DONE
+
+
+def _tell(lines: list[str]) -> None:
+    """By the line to whoever has started this, who shows it once for all ranks."""
+    message = encode(Raised("".join(lines)))
+    try:
+        os.write(int(os.environ[SOCKET]), message)
+    except OSError:
+        sys.stderr.writelines(lines)
+    sys.stdout.flush()
+    sys.stderr.flush()
 
 
 def _end_with_the_supervisor(told: signal.Signals) -> None:

@@ -34,9 +34,11 @@ from planaria.trainer.declaring import (
     SOCKET,
     Assignment,
     Declaration,
+    Raised,
     Refusal,
     Reply,
     Settings,
+    decode,
     difference,
 )
 
@@ -56,6 +58,7 @@ class Process(ABC):
         self.stdin = line
         self.rank = rank
         self.declared: Declaration | None = None
+        self.raised = ""  # the traceback that it has ended with
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.ended_at_once = False
         self._waiting: Reply | None = None  # to be sent when it has declared
@@ -75,17 +78,21 @@ class Process(ABC):
     def kill(self) -> None: ...
 
     def look(self) -> None:
-        """Takes its declaration, if it has come."""
-        if self.declared is not None:
-            return
+        """Takes what it says of itself, if anything has come."""
         try:
-            said = self.stdin.recv(MOST_BYTES, socket.MSG_DONTWAIT)
+            message = self.stdin.recv(MOST_BYTES, socket.MSG_DONTWAIT)
         except OSError:
             return
-        if said:
-            self.declared = msgspec.json.decode(said, type=Declaration)
-            if self._waiting is not None:
-                self._reply(self._waiting)
+        if not message:
+            return
+        said = decode(message)
+        if isinstance(said, Raised):
+            self.raised = said.traceback
+            self._keep(said.traceback)
+            return
+        self.declared = said
+        if self._waiting is not None:
+            self._reply(self._waiting)
 
     def give(self, reply: Reply, log: Path | None = None) -> None:
         """Its part in the job, at once or when it has declared itself."""
@@ -97,6 +104,21 @@ class Process(ABC):
             self._waiting = reply
         else:
             self._reply(reply)
+
+    def _keep(self, text: str) -> None:
+        """In its log, once it has one."""
+        if self._log is None:
+            self._said.append(text)
+        else:
+            with contextlib.suppress(OSError, ValueError):
+                self._log.write(text)
+
+    def close(self) -> None:
+        """It has ended."""
+        self.stdin.close()
+        if self._log is not None:
+            with contextlib.suppress(OSError):
+                self._log.close()
 
     def _reply(self, reply: Reply) -> None:
         with contextlib.suppress(OSError):  # it has ended, which will be noticed
@@ -138,11 +160,7 @@ class Script(Process):
         assert self._process.stdout
         for line in self._process.stdout:
             self.lines.put(line.rstrip("\n"))
-            if self._log is None:
-                self._said.append(line)
-            else:
-                with contextlib.suppress(OSError, ValueError):
-                    self._log.write(line)
+            self._keep(line)
 
     def poll(self) -> int | None:
         return self._process.poll()
@@ -151,6 +169,12 @@ class Script(Process):
         code = self._process.wait(timeout)
         self._reader.join(1.0)
         return code
+
+    def close(self) -> None:
+        super().close()
+        assert self._process.stdout
+        if not self._reader.is_alive():  # or something that it has started still has the other end
+            self._process.stdout.close()
 
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -179,6 +203,7 @@ class Scripts:
         self._environment = environment
         self._waiting: list[Process] = []  # without a part in the job so far
         self._placed: list[Process] = []
+        self._raised = False  # a script has, and its traceback was shown
 
     def __enter__(self) -> Scripts:
         for rank in [*range(self.trainers), *[SPARE] * self.spares]:
@@ -190,8 +215,9 @@ class Scripts:
             if script.poll() is None:
                 script.kill()
             script.wait()
-            script.stdin.close()
         self.show()
+        for script in [*self._waiting, *self._placed]:
+            script.close()
 
     def _start(self, rank: int) -> Process:
         script = Script(self.command, self._environment, rank, self.trainers)
@@ -219,7 +245,7 @@ class Scripts:
         assert first is not None
         for rank, other in enumerate(others, 1):
             assert other is not None
-            if differ := difference(first, other):
+            if differ := difference(first, other, begins=True):
                 raise ClusterError(f"ranks 0 and {rank} of the script disagree about {differ}")
         self.declared = first
         return first
@@ -256,15 +282,19 @@ class Scripts:
     def tend(self) -> None:
         """Now and then: takes declarations, shows what is printed, and keeps spares ready."""
         for script in [*self._waiting, *self._placed]:
-            script.look()
-            if script.declared is not None and self.declared is not None:
-                if differ := difference(self.declared, script.declared):
-                    why = f"this run of the script has other ideas than the first about {differ}"
-                    script.give(Refusal(why))
+            if script.declared is None:
+                script.look()
+                self._refuse_if_it_differs(script)
         self._waiting = [one for one in self._waiting if not self._is_lost(one)]
         if len(self._waiting) < self.spares:
             self._start(SPARE)
         self.show()
+
+    def _refuse_if_it_differs(self, script: Process) -> None:
+        if script.declared is not None and self.declared is not None:
+            if differ := difference(self.declared, script.declared):
+                why = f"this run of the script has other ideas than the first about {differ}"
+                script.give(Refusal(why))
 
     def _is_lost(self, script: Process) -> bool:
         if script.poll() is None:
@@ -274,6 +304,7 @@ class Scripts:
             script.ended_at_once = True
             self.spares = max(self.spares - 1, 0)  # the next one would end the same way
             self.say(f"a spare trainer ended with code {code} before it was needed")
+        script.close()
         return True
 
     def refuse(self, why: str) -> None:
@@ -287,11 +318,24 @@ class Scripts:
             script.rank = trainers.get(script.pid, script.rank)
 
     def show(self) -> None:
-        for script in [*self._waiting, *self._placed]:
-            while not script.lines.empty():
-                line = script.lines.get()
-                if script in self._placed or script.rank != SPARE:
-                    self.say(f"[rank {script.rank}] {line}" if self.trainers > 1 else line)
+        scripts = [*self._waiting, *self._placed]
+        for script in scripts:
+            self._show_lines(script)
+        for script in scripts:
+            if not self._raised and script.poll() is not None:
+                script.wait()
+                script.look()
+                if script.raised:
+                    self._raised = True  # the others' are alike, and in their logs
+                    for line in script.raised.splitlines():
+                        script.lines.put(line)
+                self._show_lines(script)
+
+    def _show_lines(self, script: Process) -> None:
+        while not script.lines.empty():
+            line = script.lines.get()
+            if script in self._placed or script.rank != SPARE:
+                self.say(f"[rank {script.rank}] {line}" if self.trainers > 1 else line)
 
     def see_out(self) -> int:
         """The job is done: waits until the scripts have ended; their worst exit code."""

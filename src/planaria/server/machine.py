@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from planaria.dense import DenseCopies
-from planaria.errors import HistoryGone, InvalidRecord, PlanariaError, StepError
+from planaria.errors import PlanariaError, StepError
 from planaria.kernels.types import Floats, Index
 from planaria.server.job import ServerJob
-from planaria.server.rebuilding import Rebuilder, ScrubRound
+from planaria.server.rebuilding import Rebuilder, ScrubRound, read_for_mate
 from planaria.server.store import ParityDelta, Store
 from planaria.wire.machine import COORDINATOR, Machine, Outbox
 from planaria.wire.messages import (
@@ -268,9 +268,8 @@ class ServerMachine(Machine):
         return self.store
 
     def _check_arenas(self, per_arena: Sequence[object]) -> None:
-        assert self.store
-        if len(per_arena) != len(self.store.arenas):
-            raise StepError(f"{len(per_arena)} arenas; this job has {len(self.store.arenas)}")
+        if len(per_arena) != len(self.job.arenas):
+            raise StepError(f"{len(per_arena)} arenas; this job has {len(self.job.arenas)}")
 
     def _on_delta(self, sender: Member, message: Delta) -> None:
         assert self.store
@@ -299,9 +298,8 @@ class ServerMachine(Machine):
         return self._next_dense() if self.keeper and self._next_dense() <= self.step else None
 
     def _ask_for_dense(self) -> None:
-        wanted = self._wanted_dense()
-        if wanted is not None:
-            assert self.install
+        assert self.install
+        if (wanted := self._wanted_dense()) is not None:
             for trainer in self.install.trainers:
                 self.send(trainer, DenseRequest(view=self.view, as_of=wanted))
 
@@ -326,21 +324,7 @@ class ServerMachine(Machine):
     def _on_mate_request(self, sender: Member, message: MateRequest | RangeRequest) -> None:
         """Rule 14: answer at once, whatever the answer is."""
         assert self.store
-        status, records = "value", None
-        try:
-            if not 0 <= message.arena < len(self.store.arenas):
-                raise StepError(f"there is no arena {message.arena}")
-            if isinstance(message, MateRequest):
-                records = self.store.read(message.arena, message.indices, message.as_of)
-            else:
-                last = message.first + message.count
-                records = self.store.export(message.arena, message.first, last, message.as_of)
-        except InvalidRecord:
-            status = "invalid"
-        except HistoryGone:
-            status = "gone"
-        except StepError:
-            status = "behind"
+        status, records = read_for_mate(self.store, message)
         reply = MateReply(
             view=self.view,
             request=message.request,
@@ -472,18 +456,8 @@ class ServerMachine(Machine):
 
     def _missing(self, requests: Sequence[Sequence[Index]]) -> bool:
         """Whether any record of these is not valid yet; asks for those."""
-        assert self.store
         assert self.rebuilder
-        if not self.store.invalid_records:
-            return False
-        found = False
-        for indices in requests:
-            for arena, index in enumerate(indices):
-                missing = self.store.missing(arena, index)
-                if len(missing):
-                    found = True
-                    self.rebuilder.want(arena, missing)
-        return found
+        return self.rebuilder.want_missing(requests)
 
     def _send_delta(self, step: int, holders: Sequence[int]) -> None:
         assert self.store

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planaria import kernels
-from planaria.errors import HistoryGone, StepError
+from planaria.errors import HistoryGone, InvalidRecord, StepError
 from planaria.kernels.types import Bytes, Index, Records
 from planaria.server.decoding import Mates, find_mates
 from planaria.server.job import ServerJob
@@ -172,6 +172,19 @@ class Rebuilder:
         if self._scrub:  # from the start
             number, self._scrub = self._scrub.number, None
             self.scrub(number)
+
+    def want_missing(self, requests: Sequence[Sequence[Index]]) -> bool:
+        """Whether any record of these, arena by arena, is not valid yet; wants those."""
+        if not self.store.invalid_records:
+            return False
+        found = False
+        for indices in requests:
+            for arena, index in enumerate(indices):
+                missing = self.store.missing(arena, index)
+                if len(missing):
+                    found = True
+                    self.want(arena, missing)
+        return found
 
     def want(self, arena: int, index: Index) -> None:
         """These records are needed now."""
@@ -384,3 +397,20 @@ class Rebuilder:
         elif self._scrub:
             self._scrub.again.append((job.arena, job.index))
             self._scrub.held_up = True
+
+
+def read_for_mate(store: Store, wanted: MateRequest | RangeRequest) -> tuple[str, Records | None]:
+    """What a stripe-mate asks for, or why not: see MateReply."""
+    try:
+        if not 0 <= wanted.arena < len(store.arenas):
+            raise StepError(f"there is no arena {wanted.arena}")
+        if isinstance(wanted, MateRequest):
+            return "value", store.read(wanted.arena, wanted.indices, wanted.as_of)
+        last = wanted.first + wanted.count
+        return "value", store.export(wanted.arena, wanted.first, last, wanted.as_of)
+    except InvalidRecord:
+        return "invalid", None
+    except HistoryGone:
+        return "gone", None
+    except StepError:
+        return "behind", None

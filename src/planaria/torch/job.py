@@ -51,6 +51,7 @@ from planaria.trainer.declaring import (
     Declaration,
     Reply,
     Settings,
+    encode,
 )
 from planaria.wire.control import LastStep, SaveWanted, StepDone
 
@@ -251,12 +252,13 @@ class Job:
             ids=sum(len(rows) for one in first for rows in one.rows),
             parameters=self._dense.size,
             kept=self._keeper.fingerprint(),
+            state=str(digest(self._keeper.freeze())),
         )
         assignment = self._declare(declaration)
         self._join(assignment)
 
     def _declare(self, declaration: Declaration) -> Assignment:
-        self._line.send(msgspec.json.encode(declaration))
+        self._line.send(encode(declaration))
         answer = self._line.recv(MOST_BYTES)
         if not answer:
             raise JobOver("whoever supervised this job has ended before it could start")

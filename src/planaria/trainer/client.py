@@ -54,7 +54,7 @@ class Client:
                 return None
             state = machine.dense.as_of(machine.step - 1)
             assert state is not None
-            return Start(machine.rank, machine.step - 1, state)
+            return Start(machine.rank, machine.step - 1, state.copy())  # aligned, whatever came
 
         return self._wait_for(look)
 

@@ -7,6 +7,7 @@ other end closes, the one who started it is gone.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import msgspec
@@ -23,7 +24,7 @@ class Settings(msgspec.Struct, frozen=True):
     sets: list[str]
 
 
-class Declaration(msgspec.Struct, frozen=True):
+class Declaration(msgspec.Struct, frozen=True, tag=True):
     """Equal in all trainers of a job: they train one model."""
 
     config: dict[str, Any]  # what the script has set
@@ -33,6 +34,16 @@ class Declaration(msgspec.Struct, frozen=True):
     ids: int  # of a trainer's first batch
     parameters: int  # of the dense network
     kept: str  # a fingerprint of what it keeps
+    state: str  # a digest of what it keeps, before the first step
+
+
+class Raised(msgspec.Struct, frozen=True, tag=True):
+    """The script has ended by an exception; the ranks of a job mostly raise the same one."""
+
+    traceback: str
+
+
+Said = Declaration | Raised
 
 
 class Assignment(msgspec.Struct, frozen=True, tag=True):
@@ -50,8 +61,21 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
 Reply = Assignment | Refusal
 
 
-def difference(one: Declaration, other: Declaration) -> str:
-    """What two trainers disagree about, in words; "" if nothing."""
+def encode(said: Said) -> bytes:
+    """As one message: a socket takes some 200 kB of it, which a thousand tables are more than."""
+    return zlib.compress(msgspec.json.encode(said), 1)
+
+
+def decode(message: bytes) -> Said:
+    said: Said = msgspec.json.decode(zlib.decompress(message), type=Said)
+    return said
+
+
+def difference(one: Declaration, other: Declaration, *, begins: bool = False) -> str:
+    """What two trainers disagree about, in words; "" if nothing.
+
+    begins: both start the job, from the states that they have. Others are given theirs later.
+    """
     words = {
         "tables": "the tables",
         "kept": "what is kept: names, shapes or types",
@@ -60,5 +84,10 @@ def difference(one: Declaration, other: Declaration) -> str:
         "parameters": "the size of the dense network",
         "config": "what connect() was given",
     }
+    if begins and one.kept == other.kept:
+        words["state"] = (
+            "the values that training starts with: call torch.manual_seed() before the model is "
+            "made"
+        )
     differ = [name for name in words if getattr(one, name) != getattr(other, name)]
     return " and ".join(words[name] for name in differ)
