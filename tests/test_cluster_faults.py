@@ -376,7 +376,7 @@ def test_servers_and_the_coordinator_never_import_torch() -> None:
     code = (
         "import sys, planaria.cluster.server_node, planaria.cluster.coordinator_node\n"
         "print('torch' in sys.modules)\n"
-        "import planaria.cluster.trainer_node\n"
+        "import planaria.cluster.built_in\n"
         "print('torch' in sys.modules)"
     )
     said = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)

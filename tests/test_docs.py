@@ -2,7 +2,8 @@
 
 A command is parsed with the options of today, and its configuration, failures and inputs go
 through the same door as in earnest. Where that takes seconds it also runs, as a smaller job. The
-files that pages speak of are there: job.yaml is the example of docs/config.md.
+files that pages speak of are there: job.yaml is the example of docs/config.md, and train.py that of
+docs/own-model.md.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def commands(page: str) -> list[list[str]]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a reader would stand: with a job, a trace and a few clicks."""
     (tmp_path / "job.yaml").write_text(snippets("docs/config.md", "yaml")[0])
+    (tmp_path / "train.py").write_text(snippets("docs/own-model.md", "python")[0])
     failures = [{"server": n % 7, "time_hours": 30 * n + n * n % 11} for n in range(40)]
     (tmp_path / "failures.json").write_text(json.dumps(failures))
     (tmp_path / "clicks.csv").write_text("click,user\n1,a\n0,b\n")
@@ -101,12 +103,14 @@ def check_planaria(name: str, options: Sequence[str]) -> None:
             read_trace(Path(given["trace"]))
         if "job" in given:
             Config.load(Path(given["job"]))
-    elif name in ("train", "drill", "compare"):
+    elif name in ("train", "run", "drill", "compare"):
         file = given.get("config")
         job = Config.load(file and Path(file), given.get("sets", ()))
         events: list[Fault] = [parse_kill(text) for text in given.get("kill", ())]
         events += [parse_freeze(text) for text in given.get("freeze", ())]
         resolve(events, job)
+        if name == "run" and not Path(given["script"]).is_file():
+            raise FileNotFoundError(given["script"])
         if name == "compare":
             emulated = {field.name for field in fields(Emulation)}
             emulation = Emulation(**{key: given[key] for key in given.keys() & emulated})
@@ -147,6 +151,7 @@ def test_there_are_commands_and_python_on_the_pages() -> None:
         ("planaria train --set stepz=3", "did you mean steps?"),
         ("planaria train no-such.yaml", "no-such.yaml"),
         ("planaria drill --kill server:77@1", "expected server:0 to server:5"),
+        ("planaria run no-such.py", "no-such.py"),
         ("planaria plan --servers 0", "--servers"),
         ("planaria plan --trace no-such.json", "no-such.json"),
         ("planaria compare --strategy magic", "magic"),

@@ -18,6 +18,7 @@ import ast
 import builtins
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import re
 from functools import cache
@@ -48,7 +49,8 @@ NAME = r"[A-Za-z_]\w*"
 ELSEWHERE = {
     *("prefetchw", "prefetcht0", "prefetcht1", "memcpy", "bgzip", "dd", "true"),
     *("np.take", "np.unique", "torch.optim", "index_add_", "zero_", "async_save", "mmap_mode"),
-    *("np.load", "torch.load", "safe_open"),
+    *("np.load", "torch.load", "safe_open", "torchrun", "torch.manual_seed", "nn.EmbeddingBag"),
+    *("embedding_bags.NAME.weight", "NAME.PART", "optimizer.step", "model.eval"),
     *("fused", "golden", "s", "x", "r"),
     *("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_"),
 }
@@ -168,7 +170,11 @@ def has_name(name: str) -> bool:
 
 
 def _fields(one: Any) -> set[str]:
-    return {*getattr(one, "__annotations__", ())}
+    """What is declared in it, and what the methods of a class set."""
+    found = {*getattr(one, "__annotations__", ())}
+    if isinstance(one, type):
+        found |= set(re.findall(r"\bself\.(\w+)(?:: [^=]+)? = ", inspect.getsource(one)))
+    return found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -192,6 +198,7 @@ def test_every_name_on_a_page_is_in_the_code(page: Path) -> None:
         "checkpoint.evry_s",
         "checkpoint.mode: sinc",
         "Store.no_such_method",
+        "Job.rang",
         "planaria.no_such_module",
         "NoSuchClass",
         "no_such_field",

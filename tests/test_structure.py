@@ -32,7 +32,6 @@ ORDER = [
     "exactness",
     "schedule",
     "wire",
-    "dense",
     "server",
     "trainer",
     "tensors",
