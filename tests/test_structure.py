@@ -22,6 +22,7 @@ ORDER = [
     "layout",
     "kernels",
     "codes",
+    "dense",
     "optimizers",
     "tables",
     "formulas",
