@@ -32,6 +32,7 @@ ORDER = [
     "exactness",
     "schedule",
     "wire",
+    "dense",
     "server",
     "trainer",
     "tensors",
