@@ -33,6 +33,7 @@ ORDER = [
     "exactness",
     "schedule",
     "wire",
+    "dense",
     "server",
     "trainer",
     "tensors",
