@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ class Named(NamedTuple):
 
 
 LABEL = torch.zeros(1)
-CONTAINERS = [
+CONTAINERS: list[Callable[[Any], Any]] = [
     lambda found: found,
     lambda found: (LABEL, found),
     lambda found: [LABEL, [found]],
@@ -134,16 +134,11 @@ def test_rows_that_were_asked_for_ahead_are_those_that_forward_asks_for(
     """Several collections, of two sizes, one of them over two features of the batch."""
     first, second, third = collection("user"), collection("item", 3), collection("more")
     job = StoreJob(SGD, nn.ModuleList([first, second, third]))
-    batch = {"one": keyed(user=users, item=items), "two": Batch(keyed(more=more), LABEL)}
+    both, last = keyed(user=users, item=items), keyed(more=more)
+    calls = [(first, both), (second, both), (third, last)]
+    batch = {"one": both, "two": Batch(last, LABEL)}
     with torch.no_grad():
-        alone = [
-            own(features).values()
-            for own, features in (
-                (first, batch["one"]),
-                (second, batch["one"]),
-                (third, batch["two"].features),  # type: ignore[union-attr]
-            )
-        ]
+        alone = [own(features).values() for own, features in calls]
     ahead, asked = looking_ahead(job, [batch], first, second, third)
     step = job.new_step()
     before = len(job.lookups)
@@ -152,7 +147,7 @@ def test_rows_that_were_asked_for_ahead_are_those_that_forward_asks_for(
         return [job.store.lookup(arena, index) for arena, index in enumerate(rows)]
 
     ahead.arrive(take, step)
-    found = [first(batch["one"]), second(batch["one"]), third(batch["two"].features)]  # type: ignore[union-attr]
+    found = [own(features) for own, features in calls]
     assert len(job.lookups) == before, "forward has asked again"
     assert all(torch.equal(a, b.values()) for a, b in zip(alone, found, strict=True))
     assert len(asked) == 1

@@ -67,7 +67,8 @@ def encode(said: Said) -> bytes:
 
 
 def decode(message: bytes) -> Said:
-    return msgspec.json.decode(zlib.decompress(message), type=Said)
+    said: Said = msgspec.json.decode(zlib.decompress(message), type=Said)
+    return said
 
 
 def difference(one: Declaration, other: Declaration, *, begins: bool = False) -> str:
