@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +22,6 @@ from planaria.wire.messages import Answer, DenseCopy, Install, Lookup, Push, Vie
 FIRST = View(1, 1)
 LIMIT_S = 30.0
 SOON_S = 0.05  # in which a thread that could go on would have
-Result = TypeVar("Result")
 
 
 def state_of(step: int) -> Bytes:
@@ -51,10 +50,14 @@ class Talker:
         self.client.moved()
 
     def install(self, committed: int = 0) -> None:
-        members = {"servers": ["server-0"], "trainers": ["trainer-0"]}
-        self.receive(
-            "coordinator", Install(view=FIRST, committed=committed, **members, rebuilding=[])
+        install = Install(
+            view=FIRST,
+            committed=committed,
+            servers=["server-0"],
+            trainers=["trainer-0"],
+            rebuilding=[],
         )
+        self.receive("coordinator", install)
 
     def answer(self, step: int, part: int, rows: int = 1, protected: int = 0) -> None:
         weights = np.full((rows, 2), step, np.float32)
@@ -77,7 +80,7 @@ DENSE = np.arange(3, dtype=np.float32)
 
 
 @contextmanager
-def calling(talker: Talker) -> Iterator[Callable[..., Future[Result]]]:
+def calling(talker: Talker) -> Iterator[Callable[..., Future[Any]]]:
     """Calls in a thread of their own. Whatever happens, none is left waiting."""
     with ThreadPoolExecutor(1) as pool:
         try:
@@ -102,7 +105,7 @@ def test_a_step_of_two_threads() -> None:
         assert (rank, step, state.tolist()) == (0, 0, state_of(0).tolist())
         client.ask(1, 0, ROW)
         seen = float(client.rows(1, 0)[0][0][0, 0])
-        client.push(1, ROW, GRADIENT, DENSE)
+        client.push(1, ROW, GRADIENT, [0.1], DENSE)
         total = client.sum(1).tolist()
         client.end_step(1, state_of(1))
         client.finish()
@@ -241,12 +244,12 @@ def test_the_talker_goes_on_while_the_caller_computes() -> None:
     client.ask(1, 0, ROW)
     talker.answer(1, 0)
     client.rows(1, 0)
-    client.push(1, ROW, GRADIENT, DENSE)
+    client.push(1, ROW, GRADIENT, [0.1], DENSE)
     client.end_step(1, state_of(1) + np.uint8(client.sum(1)[0]))
     client.ask(2, 0, ROW)
     talker.answer(2, 0)
     client.rows(2, 0)
-    client.push(2, ROW, GRADIENT, DENSE)
+    client.push(2, ROW, GRADIENT, [0.1], DENSE)
     assert [push.step for push in talker.taken() if isinstance(push, Push)] == [1]
     talker.receive("server-0", Vote(view=FIRST, place=0, protected=1))
     assert [push.step for push in talker.taken() if isinstance(push, Push)] == [1, 2]

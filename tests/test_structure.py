@@ -22,7 +22,6 @@ ORDER = [
     "layout",
     "kernels",
     "codes",
-    "dense",
     "optimizers",
     "tables",
     "formulas",

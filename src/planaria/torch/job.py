@@ -261,11 +261,6 @@ class Job:
         collections = made_tables()
         if not collections:
             raise OutsideJob("batches: there is no collection of tables; make the model first")
-        if not self._kept:
-            raise OutsideJob(
-                "batches: nothing is kept; call job.keep(model=model, optimizer=optimizer) first, "
-                "with all that training changes"
-            )
         self._optimizers = _numbered_optimizers(collections)
         self._collections = collections
         tables, _ = bind_all(collections, self.config.optimizer_rule, self)
