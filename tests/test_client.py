@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +22,6 @@ from planaria.wire.messages import Answer, DenseCopy, Install, Lookup, Push, Vie
 FIRST = View(1, 1)
 LIMIT_S = 30.0
 SOON_S = 0.05  # in which a thread that could go on would have
-Result = TypeVar("Result")
 
 
 def state_of(step: int) -> Bytes:
@@ -77,7 +76,7 @@ DENSE = np.arange(3, dtype=np.float32)
 
 
 @contextmanager
-def calling(talker: Talker) -> Iterator[Callable[..., Future[Result]]]:
+def calling(talker: Talker) -> Iterator[Callable[..., Future[Any]]]:
     """Calls in a thread of their own. Whatever happens, none is left waiting."""
     with ThreadPoolExecutor(1) as pool:
         try:

@@ -63,7 +63,7 @@ class TrainerNode(MemberNode):
     def _first_state(self, start: int) -> Bytes:
         if start:
             return read_dense(self.config, start)
-        return self.training.dense.export().view("uint8")
+        return self.training.dense.export()
 
     # ------------------------------------------------------------------ two threads
 
