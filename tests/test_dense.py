@@ -71,6 +71,17 @@ def test_a_restored_state_goes_on_with_the_same_bits(name: str) -> None:
     assert first.digest() == dense_state(optimizer, steps=4).digest() != second.digest()
 
 
+def test_a_state_is_restored_from_wherever_its_bytes_lie() -> None:
+    """Those of a message start anywhere, and a trainer that was replaced refused them."""
+    state = dense_state(steps=3)
+    expected = state.digest()
+    room = np.zeros(4 * state.words + 1, np.uint8)
+    room[1:] = state.export()
+    state.apply(4, gradient(4))
+    state.restore(3, room[1:])
+    assert state.digest() == expected
+
+
 def test_a_refused_step_changes_nothing() -> None:
     state = dense_state(steps=2)
     before = state.digest()
@@ -92,14 +103,14 @@ def test_rowwise_adagrad_is_adagrad_here() -> None:
 
 def test_the_digest_changes_with_any_bit() -> None:
     state = dense_state(Optimizer("adam"), steps=2)
-    exported = state.export()
+    exported = state.export().view(np.uint32)
     assert state.words == len(exported) == 3 * PARAMETERS + 1
     seen = {state.digest()}
     rng = np.random.default_rng(0)
     for word in [0, PARAMETERS, len(exported) - 1, *rng.integers(0, len(exported), 60)]:
         changed = exported.copy()
         changed[word] ^= np.uint32(1 << int(rng.integers(32)))
-        state.restore(2, changed)
+        state.restore(2, changed.view(np.uint8))
         seen.add(state.digest())
     assert len(seen) == 64
     swapped = exported.copy()
@@ -107,7 +118,7 @@ def test_the_digest_changes_with_any_bit() -> None:
         exported[DIGEST_WORDS : 2 * DIGEST_WORDS],
         exported[:DIGEST_WORDS],
     )
-    state.restore(2, swapped)
+    state.restore(2, swapped.view(np.uint8))
     assert state.digest() not in seen
     assert MAX_TABLES <= DENSE_TABLE < 2**24 - 1
 

@@ -162,7 +162,7 @@ def test_dense_states_and_gradients_fit(name: str) -> None:
     for message in (
         DenseGradient(view=NO_VIEW, rank=0, step=1, gradient=np.zeros_like(state.weights)),
         DenseSum(view=NO_VIEW, part=0, step=1, gradient=np.zeros_like(state.weights)),
-        DenseCopy(view=NO_VIEW, step=1, state=state.export().view(np.uint8)),
+        DenseCopy(view=NO_VIEW, step=1, state=state.export()),
     ):
         encode(b"token", "trainer-0", "", message, limits)
 

@@ -60,7 +60,7 @@ def test_no_schedule_raises_anything_else(parse: Callable[[str], Fault], text: s
         ("server:٣@1", "expected WHO@STEP"),
         ("server:any*0@1", "expected any*1 or more"),
         ("server:6@1", "--kill server:6@1: expected server:0 to server:5"),
-        ("trainer:3@1", "expected trainer:0 to trainer:2"),
+        ("trainer:2@1", "expected trainer:0 to trainer:1"),
         ("spare:1@1", "expected spare:0 to spare:0"),
         ("server:any*7@1", "expected at most 6 servers"),
         ("server:1@0", "expected a step from 1 to 400"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from planaria import kernels
@@ -19,7 +18,7 @@ def run(files: JobFiles, member: Member, rank: int | None) -> str:
     torch.set_num_threads(config.threads.trainer)
     kernels.set_threads(config.threads.trainer)
     training = Training(config, node.line)
-    state = training.dense.export().view(np.uint8)
+    state = training.dense.export()
     client = node.begin(rank, state, lambda _: training.dense.digest(), lambda: training.loss)
     training.run(client)
     return node.join()

@@ -256,9 +256,9 @@ class ServerMachine(Machine):
         assert self.store
         if not 0 <= rank < self.job.trainers:
             raise StepError(f"there is no rank {rank}; ranks are 0 to {self.job.trainers - 1}")
-        # A replacement starts at c. A trainer may have computed c + 2, because another one's dense
-        # state was late; it then waits at c + 3 and asks one step ahead.
-        if not 1 <= step <= self.store.step + 4:
+        # A replacement starts at c. A trainer may be at c + 2, because another one's dense state
+        # was late; and it asks one step ahead.
+        if not 1 <= step <= self.store.step + 3:
             raise StepError(f"step {step} is too far from step {self.store.step}")
         self._check_arenas(indices)
         return self.store

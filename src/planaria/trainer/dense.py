@@ -24,7 +24,7 @@ from planaria import kernels
 from planaria.data import DENSE_FEATURES
 from planaria.errors import StepError
 from planaria.kernels.checks import array, require
-from planaria.kernels.types import Distribution, Floats, Index, InitTables, Records
+from planaria.kernels.types import Bytes, Distribution, Floats, Index, InitTables, Records
 from planaria.optimizers import Optimizer
 from planaria.server.digest import Digest
 from planaria.tables import MAX_TABLES
@@ -141,15 +141,17 @@ class DenseState:
         )
         self.step = step
 
-    def export(self) -> Records:
-        """A copy of the whole state, uint32[words]."""
-        return self._record.copy().reshape(-1)
+    def export(self) -> Bytes:
+        """A copy of the whole state, uint8[4 * words]."""
+        return self._record.copy().reshape(-1).view(np.uint8)
 
-    def restore(self, step: int, state: Records) -> None:
-        """Becomes what was exported after `step`."""
+    def restore(self, step: int, state: Bytes) -> None:
+        """Becomes what was exported after `step`. The bytes may lie anywhere: they came in a
+        message, or from a file.
+        """
         require(step >= 0, f"step must be 0 or more, not {step}")
-        array("state", state, np.uint32, 1, shape=(self.words,))
-        self._record[0] = state
+        array("state", state, np.uint8, 1, shape=(4 * self.words,))
+        self._record[0].view(np.uint8)[:] = state
         self.step = step
 
     def digest(self) -> Digest:

@@ -101,7 +101,7 @@ class Training:
         self.client = client
         self.rank, step, state = client.start()
         if step != self.dense.step or step:
-            self.dense.restore(step, state.view(np.uint32))
+            self.dense.restore(step, state)
         ahead: Prepared | None = None
         while step < self.config.steps:
             step += 1
@@ -151,7 +151,7 @@ class Training:
         client.push(step, prepared.rows, pushes, config.lrs(step), gradients.dense)
         self._report(step, gradients.loss_sum, prepared, gradients.logits)
         self.dense.apply(step, client.sum(step), config.lr(step))
-        client.end_step(step, self.dense.export().view(np.uint8))
+        client.end_step(step, self.dense.export())
 
     def _embeddings(self, prepared: Prepared, found: dict[int, list[Floats]]) -> Floats:
         """[samples, tables, dim], in memory of their own."""
