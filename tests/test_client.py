@@ -50,10 +50,14 @@ class Talker:
         self.client.moved()
 
     def install(self, committed: int = 0) -> None:
-        members = {"servers": ["server-0"], "trainers": ["trainer-0"]}
-        self.receive(
-            "coordinator", Install(view=FIRST, committed=committed, **members, rebuilding=[])
+        install = Install(
+            view=FIRST,
+            committed=committed,
+            servers=["server-0"],
+            trainers=["trainer-0"],
+            rebuilding=[],
         )
+        self.receive("coordinator", install)
 
     def answer(self, step: int, part: int, rows: int = 1, protected: int = 0) -> None:
         weights = np.full((rows, 2), step, np.float32)
