@@ -313,6 +313,10 @@ class SaveMachine:
             self.pace.restart(now)
         # Of the last step the new processes will tell, unless it is what they start from.
         kept = [one for one in self.published if one["step"] != config.steps or "failed" not in one]
+        if start == config.steps and start not in [one["step"] for one in kept]:
+            # It was published while all rolled back: nobody will tell of it, and it is there.
+            whole = {"step": start, "base": [], "rows": "all", "seconds": 0.0, "blocked_s": 0.0}
+            kept.append({**whole, "bytes": 0})
         saves = SaveMachine(config, start, now, published=kept, pace=self.pace)
         saves.extra = self.extra
         return saves

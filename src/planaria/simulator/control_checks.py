@@ -17,10 +17,9 @@ def check_end(world: ControlWorld) -> None:
             raise Broken(f"it says that it is done, at step {world.trained}")
         if len(world.holds) < world.config.servers + world.config.trainers:
             raise Broken(f"it is done, and only {sorted(world.holds)} have told what they hold")
-        # One that came to be while all rolled back is told of by nobody: they may start from it.
-        if not last and world.start != world.steps:
+        if not last:
             raise Broken("it is done, and not a word is said of the last save")
-        if last and ("failed" in last[-1]) == (world.steps in world.on_disk):
+        if ("failed" in last[-1]) == (world.steps in world.on_disk):
             raise Broken(f"of the last save it says {last[-1]}, which is not true")
     elif world.lost:
         if not any(word in world.sentence for word in ("lost", "nobody is left")):
