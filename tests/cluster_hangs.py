@@ -24,7 +24,9 @@ PTRACE_DETACH = 17
 PTRACE_SEIZE = 0x4206
 PTRACE_INTERRUPT = 0x4207
 WALL = 0x40000000  # __WALL: the thread of another process, too
-POLLS = {"7", "271", "73"}  # poll and ppoll, on x86-64 and on arm64
+# poll, ppoll and futex, on x86-64 and on arm64: a server's main thread waits for messages, a
+# trainer's for the one that talks.
+WAITS = {"7", "271", "73", "202", "98"}
 TRY_S = 60.0
 LITTLE_S = 0.002
 
@@ -56,17 +58,17 @@ def exists(pid: int) -> bool:
 def hung(pid: int) -> Iterator[None]:
     """The main thread of a process stands still, and its other threads go on.
 
-    It is stopped where it waits for messages: elsewhere it might have Python's lock, and the
-    others could not go on. Who traces a process is a thread, so the same one must leave this.
+    It is stopped where it waits: elsewhere it might have Python's lock, and the others could not go
+    on. Who traces a process is a thread, so the same one must leave this.
     """
     _trace(PTRACE_SEIZE, pid)
     deadline = time.monotonic() + TRY_S
     while True:
         _trace(PTRACE_INTERRUPT, pid)
         os.waitpid(pid, WALL)
-        if Path(f"/proc/{pid}/task/{pid}/syscall").read_text().split()[0] in POLLS:
+        if Path(f"/proc/{pid}/task/{pid}/syscall").read_text().split()[0] in WAITS:
             break
-        assert time.monotonic() < deadline, f"process {pid} never waits for messages"
+        assert time.monotonic() < deadline, f"process {pid} never waits"
         _trace(PTRACE_CONT, pid)
         time.sleep(LITTLE_S)
     try:
