@@ -60,7 +60,6 @@ class Process(ABC):
         self.declared: Declaration | None = None
         self.raised = ""  # the traceback that it has ended with
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.ended_at_once = False
         self._waiting: Reply | None = None  # to be sent when it has declared
         self._log: IO[str] | None = None
         self._said: list[str] = []  # before it had a log
@@ -303,10 +302,8 @@ class Scripts:
         if script.poll() is None:
             return False
         code = script.wait()
-        if not script.ended_at_once:
-            script.ended_at_once = True
-            self.spares = max(self.spares - 1, 0)  # the next one would end the same way
-            self.say(f"a spare trainer ended with code {code} before it was needed")
+        self.spares = max(self.spares - 1, 0)  # the next one would end the same way
+        self.say(f"a spare trainer ended with code {code} before it was needed")
         script.close()
         return True
 

@@ -257,7 +257,9 @@ class Job:
     def _begin(self, batches: Batches, batch_size: int) -> None:
         """Declares this trainer, and waits for its part in the job."""
         if batches.steps is None:
-            raise ArgumentError("batches: the dataset has no length; give it samples, or epochs")
+            raise ArgumentError(
+                "batches: the dataset does not know its length; give one that has len() or samples"
+            )
         collections = made_tables()
         if not collections:
             raise OutsideJob("batches: there is no collection of tables; make the model first")
