@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -58,6 +59,7 @@ app = typer.Typer(
     help="Fault-tolerant training of deep-learning recommendation models.",
 )
 console = Output(highlight=False)
+NAMED = Path(planaria.__file__).parent / "models" / "named.py"  # imports torch, which we do not
 
 ConfigFile = Annotated[
     Path | None,
@@ -143,12 +145,41 @@ def train(
     started), 3 more was lost than the parity can bear, 130 interrupted (Ctrl-C, SIGTERM, SIGHUP).
     """
     _check_report(report)
-    job, schedule, notes = _read(config, sets, kill, freeze, resume)
-    start = _find_start(job, resume)
-    start = replace(start, notes=(*notes, *start.notes))
-    run, found = _run("training", job, schedule, report, start)
+    given, notes = _read(config, sets, resume)
+    with _trainers(given) as (job, scripts):
+        schedule = _schedule(job, kill, freeze)
+        start = _find_start(job, resume)
+        start = replace(start, notes=(*notes, *start.notes))
+        run, found = _run("training", job, schedule, report, start, scripts)
     show_report(console, found)
     _leave_if_unsaved(run, found, report)
+
+
+@contextmanager
+def _trainers(
+    given: Config, command: Sequence[str] = (), settings: Settings | None = None
+) -> Iterator[tuple[Config, Scripts | None]]:
+    """The job, and those who train it, if they run a script: a user's command, or the one that is
+    ours for all models but the built-in one.
+    """
+    if not command and given.is_built_in:
+        yield given, None
+        return
+    if not command:
+        command, settings = [str(NAMED)], Settings(None, [], given.to_dict())
+    assert settings is not None
+    variables = environment_of(given, settings)
+    with Scripts(command, given.trainers, given.script.spares, variables, _show_line) as scripts:
+        try:
+            declared = job_of(scripts.declare(), own_data=settings.base is None)
+            job = Config.from_dict(declared)
+        except KeyboardInterrupt:
+            leave(EXIT_INTERRUPTED, f"{INTERRUPTED}; nothing was trained so far")
+        except ConfigError as error:
+            leave(EXIT_CONFIG, str(error))
+        except PlanariaError as error:
+            leave(EXIT_FAILED, str(error))
+        yield job, scripts
 
 
 def _show_line(line: str) -> None:
@@ -198,21 +229,10 @@ def run_command(
     _check_report(report)
     if not script.is_file():
         leave(EXIT_CONFIG, f"{script}: expected a Python file, but there is none")
-    given, _, _ = _read(config, sets, None, None)
+    given, _ = _read(config, sets)
     settings = Settings(str(config) if config else None, sets or [])
-    command = [str(script), *(arguments or ())]
-    variables = environment_of(given, settings)
-    spares = given.script.spares
-    with Scripts(command, given.trainers, spares, variables, _show_line) as scripts:
-        try:
-            job = Config.from_dict(job_of(scripts.declare()))
-            schedule = _schedule(job, kill, freeze)
-        except KeyboardInterrupt:
-            leave(EXIT_INTERRUPTED, f"{INTERRUPTED}; nothing was trained so far")
-        except ConfigError as error:
-            leave(EXIT_CONFIG, str(error))
-        except PlanariaError as error:
-            leave(EXIT_FAILED, str(error))
+    with _trainers(given, [str(script), *(arguments or ())], settings) as (job, scripts):
+        schedule = _schedule(job, kill, freeze)
         start = _find_start(job, resume)
         run, found = _run("training", job, schedule, report, start, scripts)
     show_report(console, found)
@@ -235,7 +255,7 @@ def drill(
     code 1 if the digests differ.
     """
     _check_report(report)
-    job, schedule, _ = _read(config, sets, kill, freeze)
+    job, _ = _read(config, sets)
     if not job.survival.keeps_parity:
         leave(
             EXIT_CONFIG,
@@ -243,12 +263,14 @@ def drill(
             "what other strategies lose",
         )
     job = replace(job, checkpoint=CheckpointConfig())
-    if not schedule:
-        schedule = resolve([parse_kill(f"server:any@{max(job.steps // 2, 1)}")], job)
     console.print("1 of 2: undisturbed")
-    _, undisturbed = _run("undisturbed", job, [], report)
+    with _trainers(job) as (known, scripts):
+        halfway = f"server:any@{max(known.steps // 2, 1)}"
+        schedule = _schedule(known, kill if kill or freeze else [halfway], freeze)
+        _, undisturbed = _run("undisturbed", known, [], report, scripts=scripts)
     console.print("2 of 2: disturbed")
-    _, disturbed = _run("disturbed", job, schedule, report)
+    with _trainers(job) as (known, scripts):
+        _, disturbed = _run("disturbed", known, schedule, report, scripts=scripts)
     show_report(console, disturbed)
     console.print(f"digest undisturbed  {undisturbed['digest']}")
     console.print(f"digest disturbed    {disturbed['digest']}")
@@ -345,28 +367,24 @@ app.add_typer(data_app, name="data")
 
 
 def _read(
-    path: Path | None,
-    sets: list[str] | None,
-    kill: list[str] | None,
-    freeze: list[str] | None,
-    resume: bool = False,
-) -> tuple[Config, list[Fault], Sequence[str]]:
-    """The job, its failures, and what the user should know of where its settings come from."""
-    notes: Sequence[str] = ()
+    path: Path | None, sets: list[str] | None, resume: bool = False
+) -> tuple[Config, Sequence[str]]:
+    """The job, and what the user should know of where its settings come from."""
     try:
         if resume and path is None:
-            job, notes = load_saved(sets or ())
-        else:
-            job = Config.load(path, sets or ())
-        return job, _schedule(job, kill, freeze), notes
+            return load_saved(sets or ())
+        return Config.load(path, sets or ()), ()
     except ConfigError as error:
         leave(EXIT_CONFIG, str(error))
 
 
 def _schedule(job: Config, kill: list[str] | None, freeze: list[str] | None) -> list[Fault]:
-    faults: list[Fault] = [parse_kill(text) for text in kill or ()]
-    faults += [parse_freeze(text) for text in freeze or ()]
-    return resolve(faults, job)
+    try:
+        faults: list[Fault] = [parse_kill(text) for text in kill or ()]
+        faults += [parse_freeze(text) for text in freeze or ()]
+        return resolve(faults, job)
+    except ConfigError as error:
+        leave(EXIT_CONFIG, str(error))
 
 
 def _find_start(job: Config, resume: bool) -> Resumption:

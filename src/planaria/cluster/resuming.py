@@ -17,7 +17,10 @@ from planaria.exactness import Fingerprint
 from planaria.tables import Table
 
 # What decides the bits of a step beside tables and optimizer; servers, parity and k do not.
-MUST_STAY = ("seed", "batch", "trainers", "model.bottom", "model.top", "data.source", "data.zipf")
+MUST_STAY = (
+    *("seed", "batch", "trainers", "model.name", "model.bottom", "model.top"),
+    *("data.source", "data.schema", "data.shuffle", "data.validation", "data.zipf"),
+)
 # What may change, and makes another model than an uninterrupted run gives.
 MAY_CHANGE = ("optimizer.lr", "optimizer.schedule", "optimizer.warmup_steps", "data.path")
 AS_BEFORE = "give the same job file and --set as before, or none"
@@ -169,10 +172,11 @@ def _changes(config: Config, saved: Manifest) -> list[str]:
 def _both(config: Config, saved: Manifest, path: str) -> tuple[Any, Any]:
     """The value of a key in the checkpoint's configuration, and in this one."""
     section, dot, name = path.partition(".")
-    values = [saved.config.get(section), config.to_dict()[section]]
-    if dot:
-        values = [(value or {}).get(name) for value in values]
-    return values[0], values[1]
+    now, then = config.to_dict()[section], saved.config.get(section)
+    if not dot:
+        return then, now
+    # A key that did not exist when it was saved had its default.
+    return (then or {}).get(name, Config().to_dict()[section][name]), now[name]
 
 
 def _shapes(tables: Sequence[Table]) -> list[Table]:

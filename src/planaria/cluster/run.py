@@ -53,7 +53,7 @@ POLL_S = 0.01
 
 def check_data(config: Config) -> None:
     """Whether the built-in model can be trained: its tables, and a first sample."""
-    if config.data.source == "script":
+    if not config.is_built_in:
         return
     if len(config.arenas) > 1:
         raise ConfigError(

@@ -357,17 +357,22 @@ def run_script(command: Sequence[str]) -> None:
     sys.stdout.flush()
 
 
-def job_of(declared: Declaration) -> dict[str, Any]:
-    """The configuration of a script's job: what was set, and what it has declared."""
+def job_of(declared: Declaration, *, own_data: bool = True) -> dict[str, Any]:
+    """The configuration of a script's job: what was set, and what it has declared.
+
+    own_data: whether its samples are its own business, and not those that `data` names.
+    """
     script = {"parameters": declared.parameters, "ids": declared.ids}
-    return {
+    job = {
         **declared.config,
         "tables": declared.tables,
         "steps": declared.steps,
         "batch": declared.batch,
         "script": {**declared.config["script"], **script},
-        "data": {**declared.config["data"], "source": "script", "path": None},
     }
+    if own_data:
+        job["data"] = {**declared.config["data"], "source": "script", "path": None}
+    return job
 
 
 def environment_of(config: Config, settings: Settings) -> dict[str, str]:

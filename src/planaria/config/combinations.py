@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING
 
 from planaria.config.kinds import shown
 from planaria.data.criteo import TABLES as CRITEO_TABLES
+from planaria.data.presets import PRESETS
 
 if TYPE_CHECKING:
     from planaria.config.job import Config
 
+FROM_FILES = {
+    "criteo": "the path of Criteo's file",
+    "files": "the path of Parquet or CSV files: a file, a folder or a pattern",
+}
 Expected = Callable[["Config"], str | None]
 """What the first of a rule's keys ought to be, and why; None if it is."""
 
@@ -95,17 +100,48 @@ def _every_table_has_rows(config: Config) -> str | None:
 
 
 @_rule("data.source", "data.path")
-def _a_path_is_of_criteo(config: Config) -> str | None:
-    if config.data.source == "criteo" or config.data.path is None:
+def _a_path_is_of_data(config: Config) -> str | None:
+    if config.data.source in FROM_FILES or config.data.path is None:
         return None
-    return f"criteo, because data.path is {config.data.path}"
+    return f"criteo or files, because data.path is {config.data.path}"
 
 
 @_rule("data.path", "data.source")
-def _criteo_has_a_path(config: Config) -> str | None:
-    if config.data.source != "criteo" or config.data.path is not None:
+def _files_have_a_path(config: Config) -> str | None:
+    if config.data.source not in FROM_FILES or config.data.path is not None:
         return None
-    return "the path of Criteo's file"
+    return FROM_FILES[config.data.source]
+
+
+@_rule("data.schema", "data.source")
+def _files_have_a_schema(config: Config) -> str | None:
+    if config.data.source != "files" or config.data.schema is not None:
+        return None
+    return f"a schema's file, which planaria data inspect writes, or {', '.join(PRESETS)}"
+
+
+@_rule("data.schema", "data.source")
+def _a_schema_is_of_files(config: Config) -> str | None:
+    if config.data.source in ("files", "script") or config.data.schema is None:
+        return None
+    return "null, unless data.source is files"
+
+
+@_rule("data.epochs", "data.source")
+def _epochs_are_of_files(config: Config) -> str | None:
+    if config.data.source in ("files", "script") or config.data.epochs is None:
+        return None
+    return "null, unless data.source is files"
+
+
+@_rule("batch", "trainers", "model.name", "data.source")
+def _batches_are_alike(config: Config) -> str | None:
+    if config.is_built_in or config.data.source == "script" or not config.batch % config.trainers:
+        return None
+    return (
+        f"a multiple of trainers, {config.trainers}, for data.source {config.data.source} and "
+        f"model.name {config.model.name}"
+    )
 
 
 @_rule("model.tables", "data.source", "tables")

@@ -34,6 +34,7 @@ from planaria.config.kinds import (
 )
 from planaria.config.optimizer import MAX_STEPS, OptimizerConfig
 from planaria.config.text import read_file, read_override
+from planaria.data.split import MAX_SHARE
 from planaria.errors import ConfigError
 from planaria.layout import Layout
 from planaria.optimizers import Optimizer
@@ -51,10 +52,13 @@ REPRODUCIBLE: tuple[Reproducible, ...] = get_args(Reproducible)
 MILLISECONDS = whole(1, 86_400_000)
 ROWS = one_or_several(whole(1, MAX_ROWS), MAX_TABLES)
 HIDDEN_LAYERS = several(whole(1, MAX_WIDTH), 0, 16)
+MODEL_NAME = r"[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_]*)?"
+SHARE = number(f"a number from 0 to {MAX_SHARE}", lambda x: 0 <= x <= MAX_SHARE)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
+    name: Annotated[str, text("a model's name, or module:Class", MODEL_NAME)] = "dlrm"
     dim: Annotated[int, whole(1, MAX_WIDTH)] = 16
     tables: Annotated[int, whole(1, MAX_TABLES)] = 26
     rows: Annotated[int | tuple[int, ...], ROWS] = 10_000
@@ -69,8 +73,12 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    source: Annotated[str, choice("synthetic", "criteo", "script")] = "synthetic"
+    source: Annotated[str, choice("synthetic", "criteo", "files", "script")] = "synthetic"
     path: Annotated[str | None, or_null(text("the path of a file", r"[^\0]+"))] = None
+    schema: Annotated[str | None, or_null(text("a schema's file, or a preset", r"[^\0]+"))] = None
+    epochs: Annotated[int | None, or_null(whole(1, MAX_STEPS))] = None
+    shuffle: Annotated[str, choice("off", "on")] = "on"
+    validation: Annotated[float, SHARE] = 0.1
     zipf: Annotated[float, number("a number from 0 to 1.5", lambda x: 0 <= x <= 1.5)] = 1.05
     test_samples: Annotated[int, whole(0, 2**40)] = 20_000
 
@@ -241,6 +249,11 @@ class Config:
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
+    def is_built_in(self) -> bool:
+        """Whether trainers run the loop that is made for one model, of Criteo's shape."""
+        return self.model.name == "dlrm" and self.data.source in ("synthetic", "criteo")
+
+    @property
     def r(self) -> int:
         """Parity records per stripe: `parity`, if the strategy keeps any."""
         return self.survival.parity(self.parity)
@@ -353,7 +366,7 @@ def _missing_data(config: Config, unsure: Collection[str]) -> list[str]:
     """Only where the job is started: a configuration travels to machines without the data."""
     source, path = config.data.source, config.data.path
     if source != "criteo" or path is None or {"data.source", "data.path"} & set(unsure):
-        return []
+        return []  # files may be a folder or a pattern, which is looked at when it is read
     if Path(path).is_file():
         return []
     return [f"data.path: expected a file, but {path!r} does not exist or is none"]

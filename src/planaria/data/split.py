@@ -8,8 +8,12 @@ whole, of fewer than 1 / share samples, trains as a whole.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
 import numpy as np
 
+from planaria.data.samples import Samples
 from planaria.errors import ArgumentError
 from planaria.kernels.twin_numbers import GOLDEN, mix
 from planaria.kernels.types import Index
@@ -66,3 +70,41 @@ class Split:
         length = (stretch + 1) * PARTS // self._held - start
         draws = mix(mix(stretch.astype(np.uint64) * GOLDEN) ^ self._key)
         return start, (draws % length.astype(np.uint64)).astype(np.int64)
+
+
+class Taken(Protocol):
+    """A source that gives its samples in any order."""
+
+    @property
+    def samples(self) -> int: ...
+
+    @property
+    def blocks(self) -> Index: ...
+
+    def take(self, numbers: Index) -> Samples: ...
+
+
+class Part:
+    """Some samples of a source, in its order, as a source of their own."""
+
+    def __init__(
+        self, source: Taken, samples: int, blocks: Index, numbered: Callable[[Index], Index]
+    ) -> None:
+        self.samples = samples
+        self.blocks = blocks
+        self._source, self._numbered = source, numbered
+
+    def read(self, start: int, count: int) -> Samples:
+        """Samples start to start + count - 1, fewer at the end."""
+        return self.take(np.arange(start, max(start, min(start + count, self.samples))))
+
+    def take(self, numbers: Index) -> Samples:
+        return self._source.take(self._numbered(numbers))
+
+
+def split_source(source: Taken, share: float, seed: int) -> tuple[Part, Part]:
+    """(the samples to train on, the held-out ones)."""
+    split = Split(source.samples, share, seed)
+    blocks = split.training_before(source.blocks)
+    training = Part(source, split.training, blocks, split.training_sample)
+    return training, Part(source, split.held_out, np.zeros(1, np.int64), split.held_out_sample)

@@ -32,6 +32,7 @@ class Batches:
     dataset: map-style (`__len__`, `__getitem__`), or a source with read(start, count); to be
         shuffled, a source needs take(numbers) as well.
     batch_size: of one trainer.
+    steps: how many, over as many epochs as that takes, whatever `epochs` says.
     drop_last: leave out the samples at the end of an epoch that make no whole step; otherwise all
         ranks get their part of them, perhaps none (see size).
     collate_fn: makes a batch of a list of samples, or of what a source returned.
@@ -45,6 +46,7 @@ class Batches:
         batch_size: int,
         *,
         epochs: int = 1,
+        steps: int | None = None,
         shuffle: bool = False,
         drop_last: bool = True,
         collate_fn: Callable[[Any], Any] | None = None,
@@ -55,21 +57,23 @@ class Batches:
     ) -> None:
         if not 0 <= rank < world_size:
             raise ArgumentError(f"rank must be 0 to world_size - 1 = {world_size - 1}, not {rank}")
-        if batch_size < 1 or epochs < 1 or workers < 0:
+        if batch_size < 1 or epochs < 1 or workers < 0 or (steps is not None and steps < 1):
             raise ArgumentError(
-                "batch_size and epochs must be 1 or more, workers 0 or more, "
-                f"not {batch_size}, {epochs} and {workers}"
+                "batch_size, epochs and steps must be 1 or more, workers 0 or more, not "
+                f"{batch_size}, {epochs}, {steps} and {workers}"
             )
         reader = _SourceReader if hasattr(dataset, "read") else _MapReader
         self._reader: _SourceReader | _MapReader = reader(dataset, collate_fn)
         self._rank, self._world_size, self._workers = rank, world_size, workers
         self._batch = batch_size * world_size  # of all trainers together
         self._order: Order | None = None
+        self.steps = steps
+        """Over all epochs, the same for all ranks; None if the samples never end."""
         samples = self._reader.samples
         if samples is None:
             _check_endless(shuffle, epochs)
             return
-        self._order = Order(
+        order = Order(
             samples,
             self._batch,
             trainers=world_size,
@@ -81,17 +85,17 @@ class Batches:
         )
         if shuffle:
             self._reader.check_shuffle()
-        if not self._order.steps:
+        if not order.steps:
             raise DataError(
                 f"the dataset has {samples} samples, but a step needs "
                 f"{self._batch if drop_last else 1}: {world_size} trainers with batches of "
                 f"{batch_size}; give more samples, a smaller batch_size, or drop_last=False"
             )
-
-    @property
-    def steps(self) -> int | None:
-        """Over all epochs, the same for all ranks; None if the samples never end."""
-        return None if self._order is None else self._order.steps
+        if steps is None:
+            self.steps = order.steps
+        else:
+            order.epochs = -(-steps // order.steps_per_epoch)
+        self._order = order
 
     def epoch_of(self, step: int) -> int:
         """Epochs count from 0."""

@@ -19,6 +19,7 @@ import os
 import socket
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -56,8 +57,9 @@ from planaria.trainer.declaring import (
     Settings,
     encode,
 )
-from planaria.wire.control import LastStep, SaveWanted, StepDone
+from planaria.wire.control import HeldOut, LastStep, SaveWanted, StepDone
 
+LOSSES_KEPT = 50  # of the last steps, over which the report takes the mean
 STARTED = "the job has started; do this before the first batch"
 
 
@@ -84,7 +86,8 @@ def connect(config: Mapping[str, Any] | str | Path | None = None, **overrides: A
         )
     command = msgspec.json.decode(os.environ.get(SETTINGS, "null"), type=Settings | None)
     path, sets = (command.path, command.sets) if command else (None, [])
-    whole = Config.load(Path(path) if path else None, [*sets, f"trainers={world_size}"], given)
+    base = {**(command and command.base or {}), **given}
+    whole = Config.load(Path(path) if path else None, [*sets, f"trainers={world_size}"], base)
     line = socket.socket(fileno=int(number)) if number else start_alone()
     return Job(whole, line, alone=number is None)
 
@@ -104,6 +107,7 @@ class Job:
         self._client: Client | None = None
         self._now: _Step | None = None
         self._accumulating = False
+        self._losses: deque[float] = deque(maxlen=LOSSES_KEPT)
         self._has_left = False  # the loop, before its end
         self._left: State | None = None  # with this dense state of its last step
 
@@ -126,6 +130,7 @@ class Job:
         batch_size: int,
         *,
         epochs: int = 1,
+        steps: int | None = None,
         shuffle: bool = False,
         drop_last: bool = True,
         collate_fn: Callable[[Any], Any] | None = None,
@@ -133,8 +138,9 @@ class Job:
     ) -> Iterator[Any]:
         """The batches of this trainer, from where the job is; a step for each.
 
-        dataset: map-style, or anything with read(start, count). batch_size: of one trainer. Which
-        samples a trainer gets is a function of the job's seed, the step and its rank.
+        dataset: map-style, or anything with read(start, count). batch_size: of one trainer. steps:
+        how many, instead of epochs. Which samples a trainer gets is a function of the job's seed,
+        the step and its rank.
         """
         if self._client is not None:
             raise OutsideJob("batches: a job has one loop; give it epochs")
@@ -144,6 +150,7 @@ class Job:
                 dataset,
                 batch_size,
                 epochs=epochs,
+                steps=steps,
                 shuffle=shuffle,
                 drop_last=drop_last,
                 collate_fn=collate_fn,
@@ -190,6 +197,28 @@ class Job:
         self._in_step("save")
         self._node.line.tell(SaveWanted())
 
+    def log(
+        self, loss: float, auc: float | None = None, normalized_entropy: float | None = None
+    ) -> None:
+        """What this step is to be shown and reported with. Rank 0's are those of the job."""
+        self._in_step("log").figures = (loss, auc, normalized_entropy)
+        self._losses.append(loss)
+
+    def judge(self, first: int, labels: torch.Tensor, logits: torch.Tensor) -> None:
+        """Held-out samples, as the trained model predicts them: the report has their AUC.
+
+        first: the number of the first of them among those of this rank, so that a rank that begins
+        again tells of none twice.
+        """
+        self._in_step("judge")
+        held_out = HeldOut(
+            rank=self.rank,
+            first=first,
+            labels=labels.detach().cpu().numpy().astype(np.uint8),
+            logits=logits.detach().cpu().numpy().astype(np.float32),
+        )
+        self._node.line.tell(held_out)
+
     def current_step(self) -> SparseStep:
         """What collections ask for; see planaria.torch.sparse."""
         return self._in_step("forward").sparse
@@ -226,6 +255,8 @@ class Job:
         assert self._client is not None
         now = self._in_step("the end of a loop")
         self._left = self._keeper.freeze() if now.pushed else None
+        if now.pushed:
+            self._tell_of(now)
         self._has_left = True
         self.step = now.step if now.pushed else now.step - 1
         self._client.rest()
@@ -258,7 +289,8 @@ class Job:
         """Declares this trainer, and waits for its part in the job."""
         if batches.steps is None:
             raise ArgumentError(
-                "batches: the dataset does not know its length; give one that has len() or samples"
+                "batches: the dataset does not know its length; give one that has len() or samples, "
+                "or say how many steps there are"
             )
         collections = made_tables()
         if not collections:
@@ -316,7 +348,7 @@ class Job:
         config = self.config = self._node.config
         self._dims = [arena.dim for arena in config.arenas]
         self._router = JobRouter(config)
-        client = self._node.begin(part.rank, self._keeper.freeze(), digest)
+        client = self._node.begin(part.rank, self._keeper.freeze(), digest, self._mean_loss)
         self.rank, self.step, state = client.start()
         if self.step or part.rank is None:
             self._keeper.thaw(state)
@@ -324,6 +356,10 @@ class Job:
         if self.world_size > 1:
             for parameter in self._dense.parameters:
                 parameter.register_post_accumulate_grad_hook(lambda _: self._on_backward())
+
+    def _mean_loss(self) -> float | None:
+        """Of the last steps, as far as the script has told."""
+        return sum(self._losses) / len(self._losses) if self._losses else None
 
     # ------------------------------------------------------------------ a step
 
@@ -345,9 +381,23 @@ class Job:
         now = self._in_step("the end of a step")
         if not now.pushed:
             self._sync()
+        self._tell_of(now)
         self._client.sum(now.step)
         self._client.end_step(now.step, self._keeper.freeze())
         self.step = now.step
+
+    def _tell_of(self, now: _Step) -> None:
+        loss, auc, entropy = now.figures
+        self._node.line.tell(
+            StepDone(
+                rank=self.rank,
+                step=now.step,
+                rows=now.rows,
+                loss=loss,
+                auc=auc,
+                normalized_entropy=entropy,
+            )
+        )
 
     def _on_backward(self) -> None:
         """Somewhere in a backward: at its end, the gradients leave."""
@@ -380,8 +430,7 @@ class Job:
         dense = np.zeros(0, np.float32) if alone else self._dense.collect(self.rank)
         lrs = [self._lr(arena.optimizer.group, now.step) for arena in self.config.arenas]
         self._client.push(now.step, routed.rows, routed.split(per_arena), lrs, dense)
-        done = StepDone(rank=self.rank, step=now.step, rows=routed.counts, loss=None)
-        self._node.line.tell(done)
+        now.rows = routed.counts
         if not alone:
             self._dense.spread(self._client.sum(now.step), self.world_size)
 
@@ -428,6 +477,8 @@ class _Step:
         self.backwards = 0
         self.called = False  # the end of a backward is waited for
         self.pushed = False  # its gradients have left
+        self.rows: list[int] = []  # of those gradients, by place
+        self.figures: tuple[float | None, float | None, float | None] = (None, None, None)
         self.parts = 0  # lookups so far, beside the one that went ahead
 
 

@@ -22,6 +22,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     path: str | None
     sets: list[str]
+    base: dict[str, Any] | None = None  # a whole configuration, where there is one already
 
 
 class Declaration(msgspec.Struct, frozen=True, tag=True):
