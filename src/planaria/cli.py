@@ -21,7 +21,7 @@ from planaria import kernels
 from planaria.cluster import preflight
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption, find_start, load_saved
 from planaria.cluster.run import INTERRUPTED, JobRun
-from planaria.cluster.scripts import Scripts, environment_of, job_of
+from planaria.cluster.scripts import INCLUDED, Scripts, environment_of, job_of
 from planaria.cluster.scrub import running_jobs
 from planaria.cluster.scrub import scrub as scrub_job
 from planaria.comparing.command import compare_command
@@ -59,7 +59,6 @@ app = typer.Typer(
     help="Fault-tolerant training of deep-learning recommendation models.",
 )
 console = Output(highlight=False)
-NAMED = Path(planaria.__file__).parent / "models" / "named.py"  # imports torch, which we do not
 
 ConfigFile = Annotated[
     Path | None,
@@ -166,7 +165,7 @@ def _trainers(
         yield given, None
         return
     if not command:
-        command, settings = [str(NAMED)], Settings(None, [], given.to_dict())
+        command, settings = [str(INCLUDED)], Settings(None, [], given.to_dict())
     assert settings is not None
     variables = environment_of(given, settings)
     with Scripts(command, given.trainers, given.script.spares, variables, _show_line) as scripts:

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from planaria.cluster.files import JobFiles
 from planaria.cluster.nursery import serve
-from planaria.cluster.scripts import run_script
+from planaria.cluster.scripts import INCLUDED, run_script
 from planaria.cluster.transport import raise_descriptor_limit
 from planaria.control.supervising import (
     EXIT_DONE,
@@ -28,7 +28,7 @@ from planaria.control.supervising import (
     EXIT_REFUSED,
 )
 from planaria.coordinator.machine import FENCED
-from planaria.errors import CheckpointError, DataError, JobOver
+from planaria.errors import CheckpointError, DataError, JobOver, PlanariaError
 from planaria.trainer.declaring import SOCKET, Raised, encode
 from planaria.wire.messages import Member
 
@@ -80,12 +80,19 @@ def _run_script(command: list[str]) -> int:
     except JobOver as over:
         _end(EXIT_FENCED if str(over) == FENCED else EXIT_DONE, str(over))
     except Exception as error:
-        frames = error.__traceback__
-        while frames is not None and frames.tb_frame.f_code.co_filename != command[0]:
-            frames = frames.tb_next  # ours are not the user's business
-        _tell(traceback.format_exception(error.with_traceback(frames or error.__traceback__)))
+        # Our own script has nothing wrong in it but what the data or the settings have.
+        ours = command[0] == str(INCLUDED) and isinstance(error, PlanariaError)
+        _tell([f"{error}\n"] if ours else _their_traceback(error, command[0]))
         os._exit(EXIT_REFUSED)  # at once: what the script holds must not seem to be done with
     return EXIT_DONE
+
+
+def _their_traceback(error: Exception, script: str) -> list[str]:
+    """From the script on: what runs it is not the user's business."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != script:
+        frames = frames.tb_next
+    return traceback.format_exception(error.with_traceback(frames or error.__traceback__))
 
 
 def _tell(lines: list[str]) -> None:

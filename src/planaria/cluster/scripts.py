@@ -24,9 +24,10 @@ from typing import IO, Any
 
 import msgspec
 
+import planaria
 from planaria.cluster.files import HOME
 from planaria.config import Config
-from planaria.errors import ClusterError
+from planaria.errors import ClusterError, ConfigError
 from planaria.exactness import environment
 from planaria.trainer.declaring import (
     MOST_BYTES,
@@ -45,6 +46,8 @@ from planaria.trainer.declaring import (
 POLL_S = 0.02
 WAITED_S = 5.0  # before it is said who is waited for
 SPARE = -1  # the RANK of a process that has none yet
+# The script of `planaria train`, for models and data that a configuration names.
+INCLUDED = Path(planaria.__file__).parent / "models" / "named.py"
 
 Say = Callable[[str], None]
 
@@ -204,6 +207,7 @@ class Scripts:
         self._environment = environment
         self._waiting: list[Process] = []  # without a part in the job so far
         self._placed: list[Process] = []
+        self._ours = command[0] == str(INCLUDED)
         self._raised = False  # a script has, and its traceback was shown
 
     def __enter__(self) -> Scripts:
@@ -239,7 +243,8 @@ class Scripts:
             if time.monotonic() - told > WAITED_S:
                 told = time.monotonic()
                 ranks = ", ".join(str(one.rank) for one in missing)
-                self.say(f"waiting for the script's first batch: rank {ranks}")
+                whose = "trainers'" if self._ours else "script's"
+                self.say(f"waiting for the {whose} first batch: rank {ranks}")
             self.show()
             time.sleep(POLL_S)
         first, *others = (one.declared for one in first_ranks)
@@ -253,6 +258,9 @@ class Scripts:
 
     def _give_up(self, script: Process) -> None:
         code = script.wait()
+        script.look()
+        if script.raised and self._ours:
+            raise ConfigError(script.raised.rstrip())
         self.show()
         what = f"ended with code {code}" if code else "ended"
         raise ClusterError(
@@ -325,7 +333,7 @@ class Scripts:
             if not self._raised and script.poll() is not None:
                 script.wait()
                 script.look()
-                if script.raised:
+                if script.raised and not self._ours:  # the command ends with what ours says
                     self._raised = True  # the others' are alike, and in their logs
                     for line in script.raised.splitlines():
                         script.lines.put(line)

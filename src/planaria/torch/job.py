@@ -86,7 +86,7 @@ def connect(config: Mapping[str, Any] | str | Path | None = None, **overrides: A
         )
     command = msgspec.json.decode(os.environ.get(SETTINGS, "null"), type=Settings | None)
     path, sets = (command.path, command.sets) if command else (None, [])
-    base = {**(command and command.base or {}), **given}
+    base = {**((command and command.base) or {}), **given}
     whole = Config.load(Path(path) if path else None, [*sets, f"trainers={world_size}"], base)
     line = socket.socket(fileno=int(number)) if number else start_alone()
     return Job(whole, line, alone=number is None)
@@ -289,7 +289,7 @@ class Job:
         """Declares this trainer, and waits for its part in the job."""
         if batches.steps is None:
             raise ArgumentError(
-                "batches: the dataset does not know its length; give one that has len() or samples, "
+                "batches: the dataset does not know its length; give one with len() or samples, "
                 "or say how many steps there are"
             )
         collections = made_tables()

@@ -1,0 +1,167 @@
+"""`planaria train` with a model and files that the configuration names."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cluster_commands import LIMIT_S, MAIN
+
+from planaria.config import Config
+from planaria.errors import PlanariaError
+from planaria.models.building import make_model, open_data, table_configs
+from planaria.torch import EmbeddingBagCollection
+
+SAMPLES, BATCH = 6_000, 200
+SCHEMA = """
+label: click
+dense:
+  - {column: price, log: true}
+sparse:
+  - {column: user, rows: 2000, type: integer}
+  - {column: tags, rows: 100, type: integer, many: true}
+"""
+DCN = ("--set", "model.name=dcn_v2")
+MINE = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, embedding_bag_collection, dense_in_features):
+        super().__init__()
+        self.tables = embedding_bag_collection
+        self.top = nn.Linear(dense_in_features + 2 * 8, 1)
+
+    def forward(self, dense_features, sparse_features):
+        pooled = self.tables(sparse_features).values()
+        return self.top(torch.cat([dense_features, pooled], 1)).squeeze(1)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Clicks that follow the user and the tags."""
+    folder, random = tmp_path_factory.mktemp("clicks"), np.random.default_rng(5)
+    users = random.integers(0, 300, SAMPLES)
+    tags = [random.integers(0, 100, random.integers(0, 4)).tolist() for _ in range(SAMPLES)]
+    liked = (users % 3 == 0) * 2.0 + np.array([sum(t % 2 for t in some) for some in tags]) - 1.5
+    clicks = (random.random(SAMPLES) < 1 / (1 + np.exp(-liked))).astype(np.int64)
+    price = random.exponential(10, SAMPLES)
+    table = pa.table({"click": clicks, "user": users, "tags": tags, "price": price})
+    pq.write_table(table, folder / "clicks.parquet", row_group_size=1000)
+    (folder / "schema.yaml").write_text(SCHEMA)
+    (folder / "mine.py").write_text(MINE)
+    return folder
+
+
+def settings() -> list[str]:
+    sets = {
+        "data.source": "files",
+        "data.path": "clicks.parquet",
+        "data.schema": "schema.yaml",
+        "data.epochs": 3,
+        "batch": BATCH,
+        "model.dim": 8,
+        "optimizer.lr": 0.1,
+        "cluster.heartbeat_limit_ms": 20000,
+    }
+    return [f"{key}={value}" for key, value in sets.items()]
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", MAIN, "train", *words, "--report", "report.json"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env={**os.environ, "COLUMNS": "400"},
+    )
+
+
+def train(folder: Path, *words: str) -> dict[str, object]:
+    """The report of a job on these files, which has to end well."""
+    done = run(folder, *(word for one in settings() for word in ("--set", one)), *words)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads((folder / "report.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[str, object]:
+    """A job that nobody disturbs and nothing protects."""
+    return train(folder, *DCN, "--set", "strategy=none", "--set", "servers=2")
+
+
+def test_a_named_model_learns_from_files(alone: dict[str, object]) -> None:
+    assert isinstance(alone["auc"], float)
+    assert alone["auc"] > 0.7
+    assert alone["test_samples"] == 600  # a tenth
+    assert alone["steps"] == 3 * (SAMPLES - 600) // BATCH
+    assert isinstance(alone["loss"], float)
+
+
+def test_kills_change_no_bit(folder: Path, alone: dict[str, object]) -> None:
+    kills = ("--kill", "server:1@20", "--kill", "trainer:1@40", "--kill", "coordinator@50")
+    beaten = train(folder, *DCN, *kills)
+    assert (beaten["digest"], beaten["auc"]) == (alone["digest"], alone["auc"])
+
+
+def test_a_job_of_files_goes_on_from_its_checkpoint_without_its_settings(
+    folder: Path, alone: dict[str, object]
+) -> None:
+    saved = ("--set", "checkpoint.path=saved")
+    train(folder, *DCN, *saved, "--set", "data.epochs=1")
+    done = run(folder, *saved, "--set", "data.epochs=3", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "report.json").read_text())["digest"] == alone["digest"]
+
+
+def test_a_class_of_ones_own_is_found_in_the_folder(folder: Path) -> None:
+    found = train(folder, "--set", "model.name=mine:Model", "--kill", "server:any@30")
+    assert isinstance(found["auc"], float)
+    assert found["auc"] > 0.7
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("data.schema=other.yaml", "has no column 'usr'"),
+        ("data.path=cut.parquet", "damaged or cut off"),
+        ("data.path=nothing/*.parquet", "there are no such files"),
+        ("model.name=dcn", "did you mean dcn_v2?"),
+        ("model.name=nowhere:Model", "there is no module nowhere"),
+        ("model.dim=1", "model.name: deepfm does not fit the data"),
+    ],
+)
+def test_what_is_wrong_gets_a_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, setting: str, sentence: str
+) -> None:
+    monkeypatch.chdir(folder)
+    Path("other.yaml").write_text(SCHEMA.replace("user", "usr"))
+    Path("cut.parquet").write_bytes(Path("clicks.parquet").read_bytes()[:5000])
+    config = Config.load(None, [*settings(), "model.name=deepfm", setting])
+    with pytest.raises(PlanariaError, match=re.escape(sentence)):
+        make_all(config)
+
+
+def make_all(config: Config) -> None:
+    schema = open_data(config).schema
+    make_model(config, schema, EmbeddingBagCollection(table_configs(schema, config.model.dim)))
+
+
+def test_the_command_ends_with_that_sentence_and_nothing_else(folder: Path) -> None:
+    one_trainer = ("--set", "trainers=1", "--set", "script.spares=0")
+    sets = [word for one in settings() for word in ("--set", one)]
+    done = run(folder, *sets, *one_trainer, "--set", "model.name=dcn")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: there is no model 'dcn'; did you mean dcn_v2?")
+    assert "Traceback" not in done.stdout + done.stderr
