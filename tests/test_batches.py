@@ -296,7 +296,7 @@ class InOrder:
         (Forever(), {"epochs": 2}, "samples that never end"),
         (InOrder(), {"shuffle": True}, r"needs take\(numbers\)"),
         (Numbers(9), {"rank": 1}, "rank must be 0 to"),
-        (Numbers(9), {"epochs": 0}, "epochs must be 1 or more"),
+        (Numbers(9), {"epochs": 0}, "epochs and steps must be 1 or more"),
         (Numbers(9), {"workers": -1}, "workers 0 or more"),
         (Numbers(9), {"seed": -1}, "seed must be"),
     ],

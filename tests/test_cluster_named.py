@@ -16,8 +16,12 @@ import pytest
 from cluster_commands import LIMIT_S, MAIN
 
 from planaria.config import Config
+from planaria.data import auc
+from planaria.data.split import Split
 from planaria.errors import PlanariaError
+from planaria.exporting import open_model
 from planaria.models.building import make_model, open_data, table_configs
+from planaria.models.predicting import Predictor
 from planaria.torch import EmbeddingBagCollection
 
 SAMPLES, BATCH = 6_000, 200
@@ -116,13 +120,48 @@ def test_kills_change_no_bit(folder: Path, alone: dict[str, object]) -> None:
 
 
 def test_a_job_of_files_goes_on_from_its_checkpoint_without_its_settings(
-    folder: Path, alone: dict[str, object]
+    folder: Path, alone: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(folder)  # where data.schema is found
     saved = ("--set", "checkpoint.path=saved")
     train(folder, *DCN, *saved, "--set", "data.epochs=1")
     done = run(folder, *saved, "--set", "data.epochs=3", "--resume")
     assert done.returncode == 0, done.stderr
     assert json.loads((folder / "report.json").read_text())["digest"] == alone["digest"]
+    # By then the checkpoint is the trained model, which scores the held-out samples as the job did.
+    with Predictor(open_model(folder / "saved"), folder) as model:
+        scores = [one.logits for one in model.score(folder / "clicks.parquet")]
+    held_out = Split(SAMPLES, 0.1, seed=0).held_out_sample(np.arange(600))
+    labels = pq.read_table(folder / "clicks.parquet")["click"].to_numpy()[held_out]
+    assert auc(labels, np.concatenate(scores)[held_out]) == pytest.approx(alone["auc"], abs=1e-6)
+
+
+def test_the_built_in_model_scores_lines_as_its_job_did(tmp_path: Path) -> None:
+    random, lines = np.random.default_rng(6), []
+    for _ in range(2400):
+        ids = random.integers(0, 50, 26)
+        numbers = "\t".join(map(str, random.integers(0, 9, 13)))
+        clicked = int(random.random() < 0.2 + 0.6 * (ids[0] % 2))
+        lines.append(f"{clicked}\t{numbers}\t" + "\t".join(f"{one:x}" for one in ids) + "\n")
+    (tmp_path / "all.txt").write_text("".join(lines))
+    (tmp_path / "last.txt").write_text("".join(lines[2000:]))
+    unlabelled = "".join(line.partition("\t")[2] for line in lines[2000:])
+    (tmp_path / "unlabelled.txt").write_text(unlabelled)
+    sets = ["data.source=criteo", "data.path=all.txt", "data.test_samples=400", "steps=20"]
+    sets += ["batch=100", "model.rows=100", "checkpoint.path=saved", "optimizer.lr=0.2"]
+    done = run(tmp_path, *(word for one in sets for word in ("--set", one)))
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    for name in ("last.txt", "unlabelled.txt"):
+        words = ("predict", "saved", name, f"{name}.npy")
+        command = [sys.executable, "-c", MAIN, *words]
+        scored = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert scored.returncode == 0, scored.stderr
+        assert ("AUC" in scored.stdout) == (name == "last.txt")
+    found = np.load(tmp_path / "last.txt.npy")
+    labels = np.array([int(line[0]) for line in lines[2000:]])
+    assert auc(labels, found) == pytest.approx(report["auc"], abs=1e-6)
+    assert np.array_equal(found, np.load(tmp_path / "unlabelled.txt.npy"))
 
 
 def test_a_class_of_ones_own_is_found_in_the_folder(folder: Path) -> None:

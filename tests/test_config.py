@@ -82,6 +82,7 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
             "warmup_steps": draw(st.integers(0, steps - 1)),
         },
         "model": {
+            "name": "dlrm",
             "dim": draw(whole),
             "tables": tables,
             "rows": draw(
@@ -94,6 +95,10 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
         "data": {
             "source": "synthetic",
             "path": None,
+            "schema": None,
+            "epochs": None,
+            "shuffle": draw(st.sampled_from(["on", "off"])),
+            "validation": draw(st.floats(0, 0.5)),
             "zipf": draw(st.floats(0, 1.5)),
             "test_samples": draw(st.integers(0, 2**40)),
         },
@@ -228,7 +233,7 @@ def is_right(path: str, value: object) -> bool:
     """Said again, by the type of the default and the page: which junk is no junk for a key."""
     default = DEFAULTS[path]
     match path:
-        case "k" | "tables" | "script.parameters":
+        case "k" | "tables" | "script.parameters" | "data.epochs":
             return value is None
         case (
             "optimizer.eps"
@@ -238,9 +243,11 @@ def is_right(path: str, value: object) -> bool:
             | "checkpoint.every_s"
         ):
             return value is None or (not isinstance(value, bool) and value in (2.5, 2**70))
-        case "data.path" | "checkpoint.path":
+        case "model.name":
+            return isinstance(value, str) and value.isidentifier() and value.isascii()
+        case "data.path" | "data.schema" | "checkpoint.path":
             return value is None or (isinstance(value, str) and value != "")
-        case "cluster.encryption" | "script.resume":
+        case "cluster.encryption" | "script.resume" | "data.shuffle":
             return isinstance(value, bool)
         case "reproducible":
             return value is False
@@ -254,6 +261,7 @@ def is_right(path: str, value: object) -> bool:
             "optimizer.beta1",
             "optimizer.beta2",
             "data.zipf",
+            "data.validation",
             "cpr.target_pls",
             "cpr.rho",
             "cpr.large_share",
@@ -271,6 +279,8 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_key(path: str) -> None:
                 values = {"checkpoint": {"path": "job", "every_s": value}}
             if path == "data.path" and value is not None:
                 values = {"data": {"source": "criteo", "path": value}}
+            if path == "data.schema" and value is not None:
+                values = {"data": {"source": "files", "path": "clicks", "schema": value}}
             Config.from_dict(values)
             continue
         with pytest.raises(ConfigError) as caught:
@@ -355,7 +365,10 @@ def test_no_text_raises_anything_else(tmp_path: Path, path: str, text: str) -> N
         ("batch=1", "batch: expected a sample for each trainer, 2 or more, got 1"),
         ("model.rows=[5, 6]", "model.rows: expected one number, or 26, as many as model.tables"),
         ("data.source=criteo", "data.path: expected the path of Criteo's file, got null"),
-        ("data.path=x", "data.source: expected criteo, because data.path is x, got 'synthetic'"),
+        (
+            "data.path=x",
+            "data.source: expected criteo or files, because data.path is x, got 'synthetic'",
+        ),
         ("checkpoint.every_steps=5", "checkpoint.path: expected a folder or a URL, because"),
         ("checkpoint.every_s=auto", "because checkpoint.every_s is auto, got null"),
         ("checkpoint.every_s=often", "checkpoint.every_s: expected null or auto or a number above"),
@@ -438,48 +451,6 @@ def test_tables_have_the_rows_that_are_given() -> None:
 def test_eps_follows_the_optimizer_unless_given(given_eps: str, name: str, eps: float) -> None:
     config = Config.load(None, [f"optimizer.eps={given_eps}", f"optimizer.name={name}"])
     assert config.optimizer_rule.eps == eps
-
-
-@pytest.mark.parametrize(
-    ("transport", "host", "encrypted"),
-    [
-        ("ipc", "10.0.0.1", False),
-        ("tcp", "127.0.0.1", False),
-        ("tcp", "127.8.8.8", False),
-        ("tcp", "::1", False),
-        ("tcp", "Localhost", False),
-        ("tcp", "10.0.0.1", True),
-        ("tcp", "0.0.0.0", True),
-        ("tcp", "localhost.example.org", True),
-        ("tcp", "node7", True),
-    ],
-)
-def test_what_can_leave_the_machine_is_encrypted(
-    transport: str, host: str, encrypted: bool
-) -> None:
-    overrides = [f"cluster.transport={transport}", f"cluster.host='{host}'"]
-    assert Config.load(None, overrides).cluster.encrypted is encrypted
-    for word, forced in (("on", True), ("off", False)):
-        config = Config.load(None, [*overrides, f"cluster.encryption={word}"])
-        assert config.cluster.encrypted is forced
-
-
-def test_learning_rates_follow_the_schedule() -> None:
-    def rates(schedule: str, warmup: int) -> list[float]:
-        keys = ["steps=8", "optimizer.lr=4", f"optimizer.schedule={schedule}"]
-        config = Config.load(None, [*keys, f"optimizer.warmup_steps={warmup}"])
-        return [config.lr(step) for step in range(1, 10)]
-
-    assert rates("constant", 0) == [4] * 9
-    assert rates("constant", 4) == [1, 2, 3, 4, 4, 4, 4, 4, 4]
-    assert rates("linear", 0) == [3.5, 3, 2.5, 2, 1.5, 1, 0.5, 0, 0]
-    assert rates("linear", 4) == [1, 2, 3, 4, 3, 2, 1, 0, 0]
-    assert rates("inverse_sqrt", 0) == [4 * math.sqrt(1 / step) for step in range(1, 10)]
-    assert rates("inverse_sqrt", 1) == rates("inverse_sqrt", 0)
-    assert rates("inverse_sqrt", 4)[:4] == [1, 2, 3, 4]
-    assert rates("inverse_sqrt", 4)[4:] == [4 * math.sqrt(4 / step) for step in range(5, 10)]
-    with pytest.raises(ConfigError, match=r"optimizer.warmup_steps: expected fewer than steps, 8"):
-        rates("linear", 8)
 
 
 @FEWER

@@ -46,6 +46,7 @@ ORDER = [
     "__init__",
     "exits",
     "display",
+    "shipping",
     "inspecting",
     "planning",
     "comparing",

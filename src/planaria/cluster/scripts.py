@@ -24,7 +24,6 @@ from typing import IO, Any
 
 import msgspec
 
-import planaria
 from planaria.cluster.files import HOME
 from planaria.config import Config
 from planaria.errors import ClusterError, ConfigError
@@ -47,7 +46,7 @@ POLL_S = 0.02
 WAITED_S = 5.0  # before it is said who is waited for
 SPARE = -1  # the RANK of a process that has none yet
 # The script of `planaria train`, for models and data that a configuration names.
-INCLUDED = Path(planaria.__file__).parent / "models" / "named.py"
+INCLUDED = Path(__file__).parents[1] / "models" / "named.py"
 
 Say = Callable[[str], None]
 

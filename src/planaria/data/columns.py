@@ -77,6 +77,8 @@ class Columns:
 
     def _labels(self, table: Any, place: Place) -> Floats:
         name = self.schema.label
+        if not name:
+            return np.zeros(table.num_rows, np.float32)
         numbers = _numbers(column_of(table, name), name, place)
         with np.errstate(over="ignore"):
             labels = numbers.astype(np.float32)

@@ -108,7 +108,7 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def needs(self) -> list[str]:
         """The columns that a file must have, each once."""
-        names = [self.label]
+        names = [self.label] if self.label else []  # samples that are only scored have none
         names += [one.column for one in self.dense]
         for one in self.sparse:
             names += [one.column] if one.weights is None else [one.column, one.weights]

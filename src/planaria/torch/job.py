@@ -21,7 +21,6 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +34,11 @@ from planaria.cluster.trainer_node import TrainerNode
 from planaria.config import Config
 from planaria.errors import ArgumentError, ConfigError, JobOver, OutsideJob, StateError
 from planaria.kernels.types import Floats, Index
-from planaria.optimizers import Optimizer
 from planaria.torch.alone import start_alone
 from planaria.torch.averaging import DenseGradients
 from planaria.torch.batches import Batches
-from planaria.torch.features import FeatureTables, bind_all, made_tables
+from planaria.torch.declared import as_declared, numbered_optimizers
+from planaria.torch.features import bind_all, made_tables
 from planaria.torch.frozen import State
 from planaria.torch.keeping import Keeper, digest, seed_torch
 from planaria.torch.looking_ahead import Ahead, find_features
@@ -295,7 +294,7 @@ class Job:
         collections = made_tables()
         if not collections:
             raise OutsideJob("batches: there is no collection of tables; make the model first")
-        self._optimizers = _numbered_optimizers(collections)
+        self._optimizers = numbered_optimizers(collections)
         self._collections = collections
         tables, _ = bind_all(collections, self.config.optimizer_rule, self)
         kept = {**self._kept}
@@ -308,7 +307,7 @@ class Job:
         first = find_features(batches.batch(1), collections)
         declaration = Declaration(
             config=self.config.to_dict(),
-            tables=[_as_declared(table) for table in tables],
+            tables=[as_declared(table) for table in tables],
             steps=batches.steps,
             batch=batch_size * self.world_size,
             ids=sum(len(rows) for one in first for rows in one.rows),
@@ -490,31 +489,3 @@ class _Lookups:
 
     def lookup(self, rows: Sequence[Index]) -> list[Floats]:
         return self._job._lookup(rows)
-
-
-def _numbered_optimizers(collections: list[FeatureTables]) -> list[SparseOptimizer]:
-    """Each once, in the order of the collections. Tables of different ones, however alike, lie in
-    different arenas: their learning rates may go different ways.
-    """
-    found: list[SparseOptimizer] = []
-    for own in collections:
-        if own.optimizer is None:
-            continue
-        if not any(own.optimizer is one for one in found):
-            found.append(own.optimizer)
-        number = next(n for n, one in enumerate(found) if one is own.optimizer)
-        rule = replace(own.optimizer.rule(), group=number + 1)
-        own.tables = [replace(table, optimizer=rule) for table in own.tables]
-    return found
-
-
-def _as_declared(table: Any) -> dict[str, Any]:
-    """A table as the configuration has it."""
-    optimizer: Optimizer | None = table.optimizer
-    return {
-        "name": table.name,
-        "rows": table.rows,
-        "dim": table.dim,
-        "optimizer": optimizer and asdict(optimizer),
-        "initial": table.initial and asdict(table.initial),
-    }
