@@ -6,21 +6,22 @@ INSTALLED := .venv/.installed
 DEV_INSTALLED := .venv/.installed-dev
 BENCH_INSTALLED := .venv/.installed-bench
 
-CAMPAIGNS := $(patsubst %,tests/test_cluster_%.py,hangs kills promises scripts_kills storm survival)
-
 .PHONY: train test campaigns check format bench sanitize kills storm clean
 
 train: $(INSTALLED)
 	$(BIN)/planaria train --kill server:2@200
 
-test: $(DEV_INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore-glob='*test_cluster*'
-	$(BIN)/python -m pytest -n 2 --dist loadfile \
-	    $(filter-out $(CAMPAIGNS),$(wildcard tests/test_cluster*.py))
+# By file, whose tests share their jobs; those with processes afterwards, when nobody else computes.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-# Jobs that are frozen, starved, interrupted and struck again and again: longer than a test may be.
+test: $(DEV_INSTALLED)
+	$(PYTEST) -m "not campaign" --ignore-glob='*test_cluster*'
+	$(PYTEST) -m "not campaign" tests/test_cluster*.py
+
+# Every message a blow, and jobs that are frozen, starved, interrupted and struck again and again:
+# longer than a test may be.
 campaigns: $(DEV_INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(CAMPAIGNS)
+	$(PYTEST) -m campaign
 
 # kill -9 of everything, fifty times; `make campaigns` does it twice.
 kills: $(DEV_INSTALLED)

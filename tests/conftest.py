@@ -1,4 +1,4 @@
-"""What all tests share: this machine's SIMD levels, the marker of tests with torch, nurseries."""
+"""What all tests share: this machine's SIMD levels, markers, nurseries."""
 
 import os
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from planaria.cluster.nursery import sharing
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "torch: imports PyTorch; left out under the sanitizers")
+    config.addinivalue_line("markers", "campaign: takes long; left out by make test")
 
 
 @pytest.fixture(params=kernels.levels())

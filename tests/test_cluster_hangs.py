@@ -30,7 +30,7 @@ from planaria.control.supervising import Failure
 from planaria.errors import LossError
 from planaria.wire.control import Silent
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.campaign]
 
 DEFAULTS = "cluster.heartbeat_limit_ms=2000"  # what users have
 

@@ -22,7 +22,7 @@ from cluster_jobs import TINY, leaving_nothing, processes_of, tiny, wait_until
 from planaria.checkpoints import latest
 from planaria.cluster.run import JobRun
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.campaign]
 
 KILLS = int(os.environ.get("PLANARIA_KILLS", "2"))
 SHAPE = ("servers=3", f"steps={150 * (KILLS + 1)}", "model.rows=2000", "data.test_samples=100")

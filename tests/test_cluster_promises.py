@@ -38,7 +38,7 @@ from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import JobEvent, RolledBack
 from planaria.wire.control import StepDone
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.campaign]
 
 ENDLESS = "steps=1000000"
 LONG = "steps=20000"  # so that the first tenth of it is soon said, and the last not before long

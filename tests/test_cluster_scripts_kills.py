@@ -20,7 +20,7 @@ from script_jobs import (
     undisturbed_script,
 )
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.campaign]
 
 LOOP = ("loop.py", "two_epochs")
 

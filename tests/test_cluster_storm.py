@@ -11,7 +11,7 @@ import os
 import pytest
 from storm import Campaign, closing_line
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.campaign]
 
 JOBS = int(os.environ.get("PLANARIA_STORM", "2"))
 SMALL = JOBS <= 2

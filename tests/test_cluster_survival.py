@@ -29,7 +29,7 @@ from planaria.config import Config
 from planaria.errors import ClusterError, LossError
 from planaria.wire.control import Listening, Ready, StepDone, TrainerHolds, Working
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.campaign]
 
 SHAPE = ("servers=3", "parity=1", "cluster.heartbeat_limit_ms=2000")
 WANTS_MEMORY = ("batch=256", "model.dim=32", "model.rows=3000", "steps=60")

@@ -23,11 +23,13 @@ SEARCHED = range(120)  # by a control, until one fails
 BOUNDARIES = 300  # messages of an undisturbed run, about
 
 
+@pytest.mark.campaign
 def test_no_schedule_hangs_ends_for_nothing_or_is_silent_about_the_last_save() -> None:
     assert [broken for seed in SEEDS if (broken := run_control_seed(seed))] == []
 
 
 @pytest.mark.parametrize("victim", ["sender", "coordinator", "member", "supervisor"])
+@pytest.mark.campaign
 def test_a_blow_at_any_message_to_the_supervisor_is_borne(victim: str) -> None:
     struck = 0
     for boundary in range(1, BOUNDARIES, 1 if victim == "sender" else 3):

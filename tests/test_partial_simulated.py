@@ -199,6 +199,7 @@ def differing(world: type[PartialWorld], seeds: range) -> int:
     return found
 
 
+@pytest.mark.campaign
 def test_a_trainer_lost_with_a_server_leaves_one_dense_network() -> None:
     """Rows go back, so its replacement gets other gradients for a step that another trainer has
     passed: that one's sum is taken.

@@ -46,6 +46,7 @@ def test_two_thousand_schedules_lose_nothing() -> None:
     assert max(outcome.redundant_after_s for outcome in outcomes) < REDUNDANT_S
 
 
+@pytest.mark.campaign
 def test_killing_any_two_servers_at_any_message_changes_no_bit() -> None:
     """At every second one, for the time that it takes; at all with PLANARIA_ALL_BOUNDARIES=1.
 
@@ -73,6 +74,7 @@ def test_killing_any_two_servers_at_any_message_changes_no_bit() -> None:
     ],
     ids=lambda campaign: " ".join(campaign),
 )
+@pytest.mark.campaign
 def test_harder_campaigns_hold_too(campaign: dict[str, Any]) -> None:
     outcomes = run_seeds(range(5000, 5040), **campaign)
     assert [outcome.failed for outcome in outcomes if outcome.failed] == []
