@@ -113,6 +113,7 @@ def test_a_named_model_learns_from_files(alone: dict[str, object]) -> None:
     assert isinstance(alone["loss"], float)
 
 
+@pytest.mark.campaign
 def test_kills_change_no_bit(folder: Path, alone: dict[str, object]) -> None:
     kills = ("--kill", "server:1@20", "--kill", "trainer:1@40", "--kill", "coordinator@50")
     beaten = train(folder, *DCN, *kills)
@@ -164,6 +165,7 @@ def test_the_built_in_model_scores_lines_as_its_job_did(tmp_path: Path) -> None:
     assert np.array_equal(found, np.load(tmp_path / "unlabelled.txt.npy"))
 
 
+@pytest.mark.campaign
 def test_a_class_of_ones_own_is_found_in_the_folder(folder: Path) -> None:
     found = train(folder, "--set", "model.name=mine:Model", "--kill", "server:any@30")
     assert isinstance(found["auc"], float)
