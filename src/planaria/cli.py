@@ -7,13 +7,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO
 
 import msgspec
 import typer
-from rich.progress import Progress
 
 import planaria
 from planaria import kernels
@@ -29,7 +27,6 @@ from planaria.display import Display, show_report
 from planaria.errors import (
     ClusterError,
     ConfigError,
-    DamagedCheckpoint,
     Interrupted,
     LeaseHeld,
     LossError,
@@ -44,9 +41,9 @@ from planaria.exits import (
     leave,
     leave_if_unprinted,
 )
-from planaria.exporting import FORMATS, check_free, export, open_model
 from planaria.files import write_atomically
 from planaria.inspecting import app as data_app
+from planaria.outside import export_command, import_command
 from planaria.planning.command import plan
 from planaria.schedule import Fault, parse_freeze, parse_kill, resolve
 from planaria.trainer.declaring import Settings
@@ -288,48 +285,6 @@ def scrub(
     leave_if_unprinted(console)
 
 
-@app.command("export")
-def export_command(
-    checkpoints: Annotated[str, typer.Argument(help="checkpoint.path of a job: a folder or URL.")],
-    out: Annotated[Path, typer.Argument(help="A folder that does not exist yet.")],
-    step: Annotated[int | None, typer.Option(help="Of which step; without, the newest.")] = None,
-    to: Annotated[str, typer.Option(help=f"What reads it: {', '.join(FORMATS)}.")] = "numpy",
-    optimizer: Annotated[
-        bool, typer.Option("--optimizer", help="What optimizers keep for each row as well.")
-    ] = False,
-) -> None:
-    """Write a trained model out of its checkpoint, as files for NumPy, torch or safetensors.
-
-    OUT gets tables/NAME.npy, float32[rows, dim], or tables.pt, or tables.safetensors; the weights
-    and biases of both MLPs in dense.npz, or dense.pt, or dense.safetensors; and model.json, which
-    says what they are. Every byte that is used is checked, and rows are streamed: a model may be
-    larger than the memory.
-
-    Exit codes: 0 done, 1 the checkpoint is damaged or writing failed, 2 there is nothing to export,
-    or OUT cannot be made.
-    """
-    if to not in FORMATS:
-        leave(EXIT_CONFIG, f"--to: expected {', '.join(FORMATS)}, got {to!r}")
-    try:
-        check_free(out)
-        checkpoint = open_model(checkpoints, step, console.print)
-    except DamagedCheckpoint as error:
-        leave(EXIT_FAILED, f"{error}; an earlier one can be named with --step")
-    except PlanariaError as error:
-        leave(EXIT_CONFIG, str(error))
-    try:
-        rows = sum(table.rows for table in checkpoint.manifest.tables)
-        with Progress(console=console) as bar:
-            task = bar.add_task(f"step {checkpoint.step}", total=rows)
-            more = partial(bar.advance, task)
-            export(checkpoint, out, more, to=to, with_state=optimizer)
-    except DamagedCheckpoint as error:
-        leave(EXIT_FAILED, f"{error}; an earlier one can be named with --step")
-    except PlanariaError as error:
-        leave(EXIT_FAILED, str(error))
-    console.print(f"step {checkpoint.step}, {rows:,} rows: {out}")
-
-
 def _only_job() -> Path:
     jobs = running_jobs()
     if not jobs:
@@ -341,6 +296,8 @@ def _only_job() -> Path:
 
 app.command()(plan)
 app.command("compare")(compare_command)
+app.command("export")(export_command)
+app.command("import")(import_command)
 app.add_typer(data_app, name="data")
 
 

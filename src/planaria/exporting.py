@@ -53,8 +53,7 @@ from planaria.trainer.dense import dlrm_layers
 DCP = "dcp"
 FORMATS = (*WRITERS, DCP)
 STATE_FILE = "dense.state"
-ALONE = Layout.fresh(1, 0, 1)
-"""One place that holds all rows."""
+_ALONE = Layout.fresh(1, 0, 1)  # one place that holds all rows
 
 
 def open_model(
@@ -178,7 +177,7 @@ def _write_tables(
             tensors = [c.tensor for of in columns for c in of if c.goes_to == place]
             if tensors:
                 mapped[place] = files.enter_context(writer(room / place, tensors))
-        for piece in checkpoint.read(ALONE, 0):
+        for piece in checkpoint.read(_ALONE, 0):
             _put(checkpoint.arenas[piece.arena], piece, columns, mapped)
             progress(len(piece.index))
 
@@ -186,7 +185,7 @@ def _write_tables(
 def _put(
     arena: Arena, piece: Piece, columns: Sequence[Sequence[_Column]], mapped: Mapping[str, Mapped]
 ) -> None:
-    rows = ALONE.arena(arena.rows).row_at(0, piece.index)
+    rows = _ALONE.arena(arena.rows).row_at(0, piece.index)
     which = np.searchsorted(arena.first_rows, rows, side="right") - 1
     for number in np.unique(which):
         some = np.flatnonzero(which == number)
