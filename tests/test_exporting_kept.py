@@ -27,7 +27,7 @@ LAYOUT = Layout.fresh(3, 1, 2)
 TABLES = [Table("user", 31, 4), Table("item", 12, 4)]
 
 
-class Twin(nn.Module):
+class Twin(nn.Module):  # type: ignore[misc]
     """In plain torch: a table, and what is dense."""
 
     def __init__(self, with_tables: bool = True) -> None:

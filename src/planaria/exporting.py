@@ -202,8 +202,8 @@ def _write_dense(
     checkpoint: Checkpoint, room: Path, to: str, columns: Sequence[Sequence[_Column]]
 ) -> dict[str, Any]:
     """And with DCP the tables, which go into the same files. Returns what model.json says of it."""
-    dense, facts = _dense_arrays(checkpoint), {}
-    kept = _kept(checkpoint)
+    dense, kept = _dense_arrays(checkpoint), _kept(checkpoint)
+    facts: dict[str, Any] = {}
     if checkpoint.manifest.dense_parts:
         checkpoint.dense()[DENSE_NAME].tofile(room / STATE_FILE)
     if to == DCP:
