@@ -165,6 +165,15 @@ def test_names_that_end_in_other_names_are_told_apart(tmp_path: Path) -> None:
     assert (b.weights.read().sum(), ab.weights.read().sum()) == (0, 2)
 
 
+def test_what_a_script_kept_is_not_taken_for_a_table(tmp_path: Path) -> None:
+    state = {f"embedding_bags.{t.name}.weight": torch.ones(70, 4) for t in CONFIG.tables}
+    kept = {"model.embedding_bags.small.weight": torch.ones(2, 2), "m.table0.weight": torch.ones(1)}
+    (tmp_path / "model").mkdir()
+    torch.save({**state, **kept}, tmp_path / "model/tables.pt")
+    (tmp_path / "model/model.json").write_text(json.dumps({"step": 3}))
+    assert len(fit(open_foreign(tmp_path / "model"), CONFIG).tables) == 3
+
+
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "rows": (
         lambda s: s.update({"net.table1.weight": torch.ones(71, 4)}),

@@ -89,6 +89,8 @@ def fit(model: Foreign, config: Config) -> Fitted:
 def _match(model: Foreign, tables: Sequence[Table]) -> dict[str, str]:
     """The keys of the weights, by table."""
     left = [key for key in model.arrays if key.endswith(".weight")]
+    if model.facts:  # a script may have kept what is called like a table
+        left = [key for key in left if key.startswith(PREFIX)]
     found: dict[str, str] = {}
     # The longest first: a key may end in the name of a.b, and so in that of b.
     for table in sorted(tables, key=lambda table: -len(table.name)):
