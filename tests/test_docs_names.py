@@ -51,6 +51,7 @@ ELSEWHERE = {
     *("np.take", "np.unique", "torch.optim", "index_add_", "zero_", "async_save", "mmap_mode"),
     *("np.load", "torch.load", "safe_open", "torchrun", "torch.manual_seed", "nn.EmbeddingBag"),
     *("embedding_bags.NAME.weight", "NAME.PART", "optimizer.step", "model.eval"),
+    *("NAME.weight", "model.load_state_dict", "dcp.load"),
     *("fused", "golden", "s", "x", "r"),
     *("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_"),
 }
@@ -131,7 +132,7 @@ def is_true(text: str) -> bool:
         return any(first in known for known in options().values())
     if re.fullmatch(r"[\w./-]+(\.(py|md|hpp|cpp)|/)", text):
         return any((folder / text).exists() for folder in (ROOT, PACKAGE, ROOT / "docs"))
-    if re.fullmatch(rf"{NAME}\.(json|npz|pt|safetensors|csv|png|html)", text):
+    if re.fullmatch(rf"{NAME}\.(json|npz|pt|safetensors|state|csv|png|html)", text):
         return text in words() or text.partition(".")[0] in words()
     if setting := re.fullmatch(rf"({NAME}(?:\.{NAME})*)(?:: |=)(.*)", text):
         key, value = setting.groups()

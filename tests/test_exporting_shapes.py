@@ -60,8 +60,24 @@ def saved(folder: Path) -> dict[str, Any]:
     }
 
 
+def read_dcp(out: Path) -> dict[str, Any]:
+    """As torch makes one file of it."""
+    torch = pytest.importorskip("torch")
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    dcp_to_torch_save(out, out.with_suffix(".pt"))
+    found: dict[str, Any] = torch.load(out.with_suffix(".pt"), weights_only=True)
+    return found
+
+
 def read(out: Path, to: str, what: str) -> dict[str, Any]:
     """All arrays of one kind, by key."""
+    if to == "dcp":
+        arrays = {key: tensor.numpy() for key, tensor in read_dcp(out).items()}
+        if what == "tables":
+            return {key: array for key, array in arrays.items() if key.endswith(".weight")}
+        state = {key: array for key, array in arrays.items() if not key.endswith(".weight")}
+        return {key.removeprefix("embedding_bags."): array for key, array in state.items()}
     if to == "numpy":
         files = (out / what).glob("*.npy")
         found = {path.name.removesuffix(".npy"): np.load(path) for path in files}
@@ -108,7 +124,7 @@ def test_every_table_comes_out_with_its_own_shape_and_state(tmp_path: Path, to: 
         assert state[key].dtype == (np.int32 if key == "item.step" else np.float32)
         assert state[key].tobytes() == expected[name][:, first:end].tobytes()
     names = {path.name.partition(".")[0] for path in (tmp_path / "model").iterdir()}
-    assert names == {"tables", "optimizer", "model"}
+    assert names == ({"", "__0_0", "model"} if to == "dcp" else {"tables", "optimizer", "model"})
 
 
 def test_the_library_of_safetensors_reads_what_is_written(tmp_path: Path) -> None:
@@ -121,12 +137,31 @@ def test_the_library_of_safetensors_reads_what_is_written(tmp_path: Path) -> Non
     assert all(found[key].tobytes() == ours[key].tobytes() for key in ours)
 
 
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_dcp_loads_into_tables_of_stock_torch_without_a_process_group(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import torch.distributed.checkpoint as dcp
+
+    expected = saved(tmp_path / "jobs")
+    export(open_model(tmp_path / "jobs"), tmp_path / "model", to="dcp")
+    model = torch.nn.Module()
+    bags = {table.name: torch.nn.EmbeddingBag(table.rows, table.dim) for table in TABLES[:3]}
+    model.embedding_bags = torch.nn.ModuleDict(bags)
+    state = model.state_dict()
+    dcp.load(state, checkpoint_id=tmp_path / "model")
+    model.load_state_dict(state)
+    for table in TABLES[:3]:
+        found = bags[table.name].weight.detach().numpy()
+        assert found.tobytes() == expected[table.name][:, : table.dim].tobytes()
+
+
 def test_the_command_takes_a_format_and_refuses_others(tmp_path: Path) -> None:
     saved(tmp_path / "jobs")
     words = ["export", str(tmp_path / "jobs"), str(tmp_path / "model"), "--to"]
     wrong = CliRunner().invoke(app, [*words, "onnx"])
     assert wrong.exit_code == 2
-    assert "--to: expected numpy, safetensors, torch, got 'onnx'" in wrong.output
+    assert "--to: expected numpy, safetensors, torch, dcp, got 'onnx'" in wrong.output
     done = CliRunner().invoke(app, [*words, "safetensors"])
     assert done.exit_code == 0, done.output
     found = sorted(path.name for path in (tmp_path / "model").iterdir())

@@ -44,9 +44,9 @@ from planaria.exits import (
 )
 from planaria.files import write_atomically
 from planaria.inspecting import app as data_app
+from planaria.outside import export_command, import_command, predict_command
 from planaria.planning.command import plan
 from planaria.schedule import Fault, parse_freeze, parse_kill, resolve
-from planaria.shipping import export_command, predict_command
 from planaria.trainer.declaring import Settings
 
 app = typer.Typer(
@@ -319,6 +319,7 @@ app.command()(plan)
 app.command("compare")(compare_command)
 app.command("export")(export_command)
 app.command("predict")(predict_command)
+app.command("import")(import_command)
 app.add_typer(data_app, name="data")
 
 

@@ -4,9 +4,15 @@
 
     tables/NAME.npy     float32[rows, dim]; or tables.pt, or tables.safetensors, with the keys that
                         TorchRec's EmbeddingBagCollection has, embedding_bags.NAME.weight
-    dense.npz           bottom.0.weight [outputs, inputs], bottom.0.bias, ..., top.0.weight, ...;
-                        or dense.pt, or dense.safetensors
+    dense.npz           of planaria train's model: bottom.0.weight [outputs, inputs],
+                        bottom.0.bias, ..., top.0.weight, ...; or dense.pt, or dense.safetensors
+    kept.npz            of a script's job: what it kept, by NAME.key; or kept.safetensors; or
+                        kept.pt, which is {NAME: state_dict}
     optimizer/NAME.PART.npy   if wanted, what the optimizer keeps for each row; or optimizer.pt, ...
+    dense.state         the dense part as the job holds it: nobody's business but importing's
+
+With DCP, all but model.json and dense.state is one checkpoint of torch.distributed.checkpoint, with
+the same keys; what an optimizer keeps is embedding_bags.NAME.PART.
 
 Rows are streamed into files that are mapped, so a model may be larger than the memory.
 """
@@ -16,6 +22,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,15 +33,26 @@ import numpy as np
 
 from planaria.checkpoints import Checkpoint, Piece, latest, list_checkpoints
 from planaria.checkpoints.folders import AnyFolder, LocalFolder, open_folder
+from planaria.cluster.parts import DENSE_NAME
 from planaria.config import Config
 from planaria.errors import CheckpointError
 from planaria.layout import Layout
 from planaria.optimizers import Optimizer
 from planaria.tables import Arena, Table
-from planaria.tensors import WRITERS, Mapped, Tensor, Writing
+from planaria.tensors import (
+    WRITERS,
+    Mapped,
+    Tensor,
+    Writing,
+    inside,
+    numpy_folder,
+    save_dcp,
+)
 from planaria.trainer.dense import dlrm_layers
 
-FORMATS = tuple(WRITERS)
+DCP = "dcp"
+FORMATS = (*WRITERS, DCP)
+STATE_FILE = "dense.state"
 _ALONE = Layout.fresh(1, 0, 1)  # one place that holds all rows
 
 
@@ -77,12 +95,11 @@ def export(
     check_free(out)
     room = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.absolute().parent))
     try:
-        _write_tables(checkpoint, room, WRITERS[to], with_state, progress)
-        if dense := _dense_arrays(checkpoint):
-            _write_dense(room, to, dense)
-        (room / "model.json").write_bytes(
-            msgspec.json.format(msgspec.json.encode(_facts(checkpoint))) + b"\n"
-        )
+        columns = _all_columns(checkpoint, with_state)
+        _write_tables(checkpoint, room, WRITERS.get(to, numpy_folder), columns, progress)
+        facts = _facts(checkpoint)
+        facts |= _write_dense(checkpoint, room, to, columns)
+        (room / "model.json").write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
         room.chmod(0o755)
         os.rename(room, out)
     except OSError as error:
@@ -138,18 +155,22 @@ def _columns(table: Table, optimizer: Optimizer, with_state: bool) -> list[_Colu
     return found
 
 
+def _all_columns(checkpoint: Checkpoint, with_state: bool) -> list[list[_Column]]:
+    """By table."""
+    manifest = checkpoint.manifest
+    return [
+        _columns(table, table.optimizer or manifest.optimizer, with_state)
+        for table in manifest.tables
+    ]
+
+
 def _write_tables(
     checkpoint: Checkpoint,
     room: Path,
     writer: Writing,
-    with_state: bool,
+    columns: Sequence[Sequence[_Column]],
     progress: Callable[[int], None],
 ) -> None:
-    manifest = checkpoint.manifest
-    columns = [
-        _columns(table, table.optimizer or manifest.optimizer, with_state)
-        for table in manifest.tables
-    ]
     with ExitStack() as files:
         mapped: dict[str, Mapped] = {}
         for place in ("tables", "optimizer"):
@@ -174,29 +195,127 @@ def _put(
             mapped[goes_to][tensor.key][own] = values.reshape(len(own), *tensor.shape[1:])
 
 
-def _write_dense(room: Path, to: str, dense: Mapping[str, Any]) -> None:
+# ------------------------------------------------------------------ the dense part
+
+
+def _write_dense(
+    checkpoint: Checkpoint, room: Path, to: str, columns: Sequence[Sequence[_Column]]
+) -> dict[str, Any]:
+    """And with DCP the tables, which go into the same files. Returns what model.json says of it."""
+    dense, kept = _dense_arrays(checkpoint), _kept(checkpoint)
+    facts: dict[str, Any] = {}
+    if checkpoint.manifest.dense_parts:
+        checkpoint.dense()[DENSE_NAME].tofile(room / STATE_FILE)
+    if to == DCP:
+        _write_dcp(room, columns, dense or kept)
+    elif dense:
+        _write_arrays(room / "dense", to, [_tensor(*one) for one in dense.items()], dense)
+    elif kept and to == "torch":
+        import torch
+
+        torch.save(kept, room / "kept.pt")
+    elif kept:
+        tensors, arrays, facts = _flat(kept, to)
+        _write_arrays(room / "kept", to, tensors, arrays)
+    return facts
+
+
+def _write_arrays(
+    path: Path, to: str, tensors: Sequence[Tensor], arrays: Mapping[str, Any]
+) -> None:
     if to == "numpy":
-        np.savez(room / "dense.npz", **dense)
+        # As np.savez does it, which takes some names for arguments of its own.
+        with zipfile.ZipFile(path.with_name(f"{path.name}.npz"), "w") as file:
+            for key, array in arrays.items():
+                with file.open(f"{key}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
         return
-    tensors = [Tensor(name, name, array.shape) for name, array in dense.items()]
-    with WRITERS[to](room / "dense", tensors) as mapped:
-        for name, array in dense.items():
-            mapped[name][:] = array
+    with WRITERS[to](path, tensors) as mapped:
+        for key, array in arrays.items():
+            mapped[key][...] = array
+
+
+def _write_dcp(room: Path, columns: Sequence[Sequence[_Column]], dense: Mapping[str, Any]) -> None:
+    """All that was written so far, and the dense part."""
+    import torch
+
+    state: dict[str, Any] = {}
+    for tensor, _, place in (column for of_table in columns for column in of_table):
+        rows = np.load(inside(room / place, f"{tensor.file}.npy"), mmap_mode="r+")
+        key = tensor.key if place == "tables" else f"embedding_bags.{tensor.key}"
+        state[key] = torch.from_numpy(rows)
+    arrays = {
+        key: torch.from_numpy(one) for key, one in dense.items() if isinstance(one, np.ndarray)
+    }
+    save_dcp(room, {**state, **dense, **arrays})
+    for place in ("tables", "optimizer"):
+        shutil.rmtree(room / place, ignore_errors=True)
+
+
+def _tensor(key: str, array: Any) -> Tensor:
+    return Tensor(key, key, array.shape, str(array.dtype))
+
+
+def _kept(checkpoint: Checkpoint) -> dict[str, Any]:
+    """By name, the states of what a script kept; none where no script did."""
+    if not (checkpoint.manifest.dense_parts and is_script(checkpoint.manifest.config)):
+        return {}
+    from planaria.torch.plain import kept_states
+
+    return kept_states(checkpoint.dense()[DENSE_NAME])
+
+
+def is_script(config: Mapping[str, Any]) -> bool:
+    """Whether it is the configuration of a script's job: a user's, or our own for named models."""
+    return bool(config) and not Config.from_dict(config).is_built_in
+
+
+def _flat(kept: Mapping[str, Any], to: str) -> tuple[list[Tensor], dict[str, Any], dict[str, Any]]:
+    """Tensors and their arrays by dotted key, and what is none: for files without structure."""
+    import torch
+
+    from planaria.torch.plain import leaves
+
+    tensors, arrays, others, left_out = [], {}, {}, []
+    found = (pair for name, state in kept.items() for pair in leaves(state, name))
+    for key, leaf in found:
+        if isinstance(leaf, torch.Tensor) and key not in arrays:
+            tensor = Tensor(key, key, tuple(leaf.shape), str(leaf.dtype).removeprefix("torch."))
+            if tensor.fits(to):
+                bits = leaf.view(torch.uint16) if leaf.dtype == torch.bfloat16 else leaf
+                tensors.append(tensor)
+                arrays[key] = bits.numpy()
+                continue
+        elif (leaf is None or isinstance(leaf, bool | int | float | str)) and key not in others:
+            others[key] = leaf
+            continue
+        left_out.append(key)
+    tensors.sort(key=lambda tensor: -tensor.held_as.itemsize)  # so that none lies across words
+    return tensors, arrays, {"kept": others, "kept_left_out": left_out}
 
 
 def _dense_arrays(checkpoint: Checkpoint) -> dict[str, Any]:
     """By name, float32; none where the dense network is not that of the built-in model."""
     config = Config.from_dict(checkpoint.manifest.config)
-    if len(config.arenas) > 1 or not checkpoint.manifest.dense_parts:
+    if not checkpoint.manifest.dense_parts or is_script(checkpoint.manifest.config):
+        return {}
+    rest = checkpoint.dense()[DENSE_NAME].view(np.float32)
+    found: dict[str, Any] = {}
+    for name, shape in dense_shapes(config).items():
+        found[name], rest = np.split(rest, [int(np.prod(shape))])
+        found[name] = found[name].reshape(shape)
+    return found
+
+
+def dense_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Of the built-in model's parameters, in their order; none where it does not fit the tables."""
+    if len(config.arenas) > 1:
         return {}
     model = config.model
-    rest = checkpoint.dense()["dense"].view(np.float32)
     layers = dlrm_layers(len(config.tables), model.dim, model.bottom, model.top)
     names = [f"bottom.{i}" for i in range(len(model.bottom) + 1)]
     names += [f"top.{i}" for i in range(len(model.top) + 1)]
-    found: dict[str, Any] = {}
+    found: dict[str, tuple[int, ...]] = {}
     for name, (inputs, outputs) in zip(names, layers, strict=True):
-        weights, biases, rest = np.split(rest, [inputs * outputs, (inputs + 1) * outputs])
-        found[f"{name}.weight"] = weights.reshape(outputs, inputs)
-        found[f"{name}.bias"] = biases
+        found |= {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
     return found

@@ -1,4 +1,4 @@
-"""Files of named arrays whose rows come in any order: NumPy's, safetensors' and torch's.
+"""Files of named arrays whose rows come in any order: NumPy's, safetensors', torch's and DCP's.
 
 Every array is a mapped part of a file that has its full size from the beginning, so arrays may be
 larger than the memory and rows are written where they belong as they come.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,19 @@ import numpy as np
 
 from planaria.errors import DamagedCheckpoint
 
-SAFETENSORS_NAMES = {"float32": "F32", "int32": "I32"}
+SAFETENSORS_NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+_AS_BITS = {"bfloat16": "uint16"}  # what NumPy does not have
 
 
 @dataclass(frozen=True)
@@ -29,8 +42,22 @@ class Tensor:
     dtype: str = "float32"
 
     @property
+    def held_as(self) -> np.dtype[Any]:
+        """What NumPy maps it as."""
+        return np.dtype(_AS_BITS.get(self.dtype, self.dtype))
+
+    def fits(self, to: str) -> bool:
+        """Whether files of NumPy or of safetensors have such numbers."""
+        if to == "safetensors":
+            return self.dtype in SAFETENSORS_NAMES
+        try:
+            return np.dtype(self.dtype) == self.held_as
+        except TypeError:
+            return False
+
+    @property
     def bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=object)) * np.dtype(self.dtype).itemsize
+        return int(np.prod(self.shape, dtype=object)) * self.held_as.itemsize
 
 
 Mapped = Mapping[str, Any]
@@ -63,7 +90,7 @@ def safetensors_file(path: Path, tensors: Sequence[Tensor]) -> Iterator[Mapped]:
     _grow(path, 8 + len(text) + start)
     found, at = {}, 8 + len(text)
     for tensor in tensors:
-        found[tensor.key] = np.memmap(path, tensor.dtype, "r+", at, tensor.shape)
+        found[tensor.key] = np.memmap(path, tensor.held_as, "r+", at, tensor.shape)
         at += tensor.bytes
     yield from _flushed(found)
 
@@ -87,6 +114,19 @@ def torch_file(path: Path, tensors: Sequence[Tensor]) -> Iterator[Mapped]:
     rows.rmdir()
 
 
+def save_dcp(folder: Path, state: Mapping[str, Any]) -> None:
+    """What torch.distributed.checkpoint loads, in one process or in many.
+
+    It writes tensors one by one, each from where it is mapped. Nested states get dotted keys.
+    """
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():
+        # That there is no process group is what is meant. Not as an argument: torch 2.4 has none.
+        warnings.filterwarnings("ignore", message="torch.distributed is")
+        dcp.save(dict(state), checkpoint_id=folder)
+
+
 WRITERS: dict[str, Writing] = {
     "numpy": numpy_folder,
     "safetensors": safetensors_file,
@@ -105,7 +145,7 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def _npy(path: Path, tensor: Tensor) -> Any:
-    array = np.lib.format.open_memmap(path, "w+", np.dtype(tensor.dtype), tensor.shape)
+    array = np.lib.format.open_memmap(path, "w+", tensor.held_as, tensor.shape)
     _grow(path, path.stat().st_size)
     return array
 

@@ -40,10 +40,18 @@ JOBS_KEPT = 20  # folders of ended jobs, for their logs
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """Which job it is, and the step of the checkpoint that its processes start from; 0: none."""
+    """Which job it is, and the step of the checkpoint that its processes start from; 0: none,
+    unless a model was imported, which is a checkpoint of step 0.
+    """
 
     job: str
     step: int = 0
+    imported: bool = False
+
+    @property
+    def restores(self) -> bool:
+        """Whether there is a checkpoint to start from."""
+        return self.step > 0 or self.imported
 
 
 HOME = "PLANARIA_HOME"

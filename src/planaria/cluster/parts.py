@@ -27,6 +27,7 @@ from planaria.checkpoints import (
     make_encoding,
     restore,
 )
+from planaria.cluster.files import Beginning
 from planaria.config import Config
 from planaria.errors import DamagedCheckpoint, PlanariaError
 from planaria.kernels.types import Bytes
@@ -375,13 +376,17 @@ def restore_records(
 
 
 def reload_records(
-    config: Config, job: str, store: Store, on_progress: Callable[[], None] = lambda: None
+    config: Config,
+    beginning: Beginning,
+    store: Store,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> int:
     """Fills a blank store from the newest save that is not ahead of it; returns the save's step.
 
-    job: whose save it must be. Where there is none, or none is whole, the records are what they
-    were at step 0.
+    beginning: of the job whose save it must be. Where there is none, or none is whole, the records
+    are what they were at step 0: what was made then, and not what was imported.
     """
+    job = beginning.job
     assert config.checkpoint.path is not None
     for _ in range(2):  # what was found may be removed for a newer one before it is read
         before = store.step + 1
@@ -392,14 +397,19 @@ def reload_records(
                 before = found.step
             else:
                 return found.step
+    if beginning.imported:
+        raise DamagedCheckpoint(
+            f"the model that was imported into {config.checkpoint.path} is not whole any more, and "
+            "nothing was saved since; import it again"
+        )
     for arena in store.arenas:
         arena.records.fill(0)  # of what was half restored
     store.initialise(on_progress)
     return 0
 
 
-def read_dense(config: Config, step: int) -> Bytes:
-    """What `SavedDense` wrote."""
+def read_dense(config: Config, step: int) -> Bytes | None:
+    """What `SavedDense` wrote; None of a model that was imported without a dense part."""
     assert config.checkpoint.path is not None
     found = Checkpoint(config.checkpoint.path, step).dense()
-    return found[DENSE_NAME].view(np.uint8)
+    return found[DENSE_NAME].view(np.uint8) if DENSE_NAME in found else None

@@ -36,7 +36,13 @@ class Resumption:
     pls: float = 0.0  # what partial recovery had lost by then; see control.losses
     pls_updates: float = 0.0
     job: str = ""  # its identity
+    imported: bool = False  # a model that was imported: a checkpoint of step 0
     fingerprint: Fingerprint | None = None  # what the bits of its steps depend on
+
+    @property
+    def restores(self) -> bool:
+        """Whether there is a checkpoint to start from."""
+        return self.step > 0 or self.imported
 
 
 FROM_THE_BEGINNING = Resumption(0)
@@ -103,7 +109,12 @@ def _resume(config: Config, folder: str, found: Found) -> Resumption:
             ". ".join([f"checkpoint.path: there is nothing to resume from in {folder}", *notes])
         )
     _require_fit(config, checkpoint)
-    notes.append(f"resuming from step {checkpoint.step} in {folder}")
+    imported = checkpoint.step == 0
+    notes.append(
+        f"starting with the model that was imported into {folder}"
+        if imported
+        else f"resuming from step {checkpoint.step} in {folder}"
+    )
     if checkpoint.step == config.steps:
         notes.append("all steps are done: nothing is left but to judge the model; raise steps")
     if checkpoint.manifest.bits < RAW_BITS:
@@ -125,6 +136,7 @@ def _resume(config: Config, folder: str, found: Found) -> Resumption:
         float(extra.get("pls", 0)),
         float(extra.get("pls_updates", 0)),
         manifest.job,
+        imported,
         msgspec.convert(extra["fingerprint"], Fingerprint) if "fingerprint" in extra else None,
     )
 
@@ -152,7 +164,7 @@ def _require_fit(config: Config, checkpoint: Checkpoint) -> None:
             f"steps: expected {step} or more, because the checkpoint is of that step, got "
             f"{config.steps}"
         )
-    if not saved.dense_parts:
+    if step and not saved.dense_parts:
         raise ConfigError(f"checkpoint.path: step {step} has no dense network; choose another")
 
 

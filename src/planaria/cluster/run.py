@@ -94,7 +94,7 @@ class JobRun:
             self.decision = "the lost samples have passed the budget: at a failure all roll back"
         self.config = config
         self.start = start
-        self.job = start.job if start.step else new_job_id()
+        self.job = start.job if start.restores else new_job_id()
         self.reporter = Reporter(config, observe, start.step)
         self.injector = injector or Injector(schedule)
         self.observers: list[Observer] = [self.reporter, self.injector, *observers]
@@ -130,7 +130,7 @@ class JobRun:
                 say(note)
         say(describe_protection(self.config))
         with self._signals(), self._archive() as archive:
-            beginning = Beginning(self.job, self.start.step)
+            beginning = Beginning(self.job, self.start.step, self.start.imported)
             rolling_back = RollBackMachine(self.config.survival, beginning.step)
             while failure := self._run_processes(beginning, archive):
                 beginning = self._roll_back(rolling_back, failure, archive)
@@ -197,13 +197,14 @@ class JobRun:
         except CheckpointError as error:
             raise LossError(f"{failure}; {error}") from None
         back = machine.on_lost(lost_at, newest[0] if newest else None)
-        if back is None:
+        # The beginning of a job that was imported is a checkpoint, too.
+        if back is None or (back == 0 and self.start.imported and newest is None):
             raise LossError(failure + self._processes.files.where_logs_are())
         if self.losses.over_budget:
             self.config = replace(self.config, strategy=CHECKPOINT.name)
         self.saves = self.saves.after_rollback(self.config, back, now)
         self._processes.emit("", RolledBack(lost_at, back, failure))
-        return Beginning(self.job, back)
+        return Beginning(self.job, back, self.start.imported and back == 0)
 
     def _close(self, archive: Archive | None, *, goes_on: bool = False) -> None:
         """What is being published is waited for; what is not whole now never will be."""
@@ -275,7 +276,7 @@ class JobRun:
             **self.reporter.what_happened(steps),
             "strategy": self.strategy,
             "decision": self.decision,
-            "resumed_from": self.start.step or None,
+            "resumed_from": self.start.step if self.start.restores else None,
             "pls": self.losses.pls,
             "pls_updates": self.losses.pls_updates,
             "reloads": self.losses.reloads,

@@ -94,10 +94,12 @@ class ServerNode(MemberNode):
             partial=config.survival.partial,
             on_progress=self._on_progress,
         )
-        start = files.start()
-        self.server = ServerMachine(member, job, fresh_place=place, restored_at=start or None)
+        beginning = files.beginning()
+        start, restores = beginning.step, beginning.restores
+        at = start if restores else None
+        self.server = ServerMachine(member, job, fresh_place=place, restored_at=at)
         self.machine = self.server
-        if start and self.server.store is not None:
+        if restores and self.server.store is not None:
             restore_records(config, start, self.server.store, self._on_progress)
         self.saver = PartSaver(config, self.line.tell, start, files.job(), job.arenas)
         self.updates = UpdateCount()
@@ -237,7 +239,7 @@ class ServerNode(MemberNode):
         store = self.server.store
         assert store is not None
         began = time.monotonic()
-        saved = reload_records(self.config, self.files.job(), store, self._on_progress)
+        saved = reload_records(self.config, self.files.beginning(), store, self._on_progress)
         reloaded = Reloaded(
             place=self.server.place,
             step=store.step,

@@ -38,8 +38,8 @@ class TrainerNode(MemberNode):
         """outlives: whether this process goes on when whoever supervises the job is gone."""
         self.outlives = outlives
         super().__init__(files, member, "trainer", lifeline)
-        start = files.start()
-        self.start = start
+        self.beginning = files.beginning()
+        start = self.beginning.step
         self.saver = PartSaver(self.config, self.line.tell, start, files.job())
         self._wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = zmq.Poller()
@@ -64,7 +64,9 @@ class TrainerNode(MemberNode):
         self._digest, self._loss = digest, loss
         dense = DenseCopies()
         if rank is not None:
-            dense.put(self.start, read_dense(config, self.start) if self.start else state)
+            start = self.beginning.step
+            saved = read_dense(config, start) if self.beginning.restores else None
+            dense.put(start, state if saved is None else saved)
         job = TrainerJob(
             config.servers,
             [arena.dim for arena in config.arenas],

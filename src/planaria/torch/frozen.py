@@ -295,11 +295,14 @@ def _outline(node: Node) -> Node:
 # ---------------------------------------------------------------------------------- unpacking
 
 
-def unpack(state: State) -> Any:
-    """The value that was packed, in memory of its own; StateError if these are not its bytes."""
+def unpack(state: State, *, on_cpu: bool = False) -> Any:
+    """The value that was packed, in memory of its own; StateError if these are not its bytes.
+
+    on_cpu: where the devices that tensors were on may not exist.
+    """
     header, body = _split(state)
     try:
-        unpacker = _Unpacker(body)
+        unpacker = _Unpacker(body, on_cpu)
         value = unpacker.value(msgspec.msgpack.decode(header))
         if unpacker.end != len(body):
             raise ValueError("the body is longer than the header says")
@@ -338,8 +341,9 @@ def _split(state: State) -> tuple[bytes, State]:
 class _Unpacker:
     """Turns nodes into values; everything that it raises means damage."""
 
-    def __init__(self, body: State) -> None:
+    def __init__(self, body: State, on_cpu: bool) -> None:
         self._body = body
+        self._on_cpu = on_cpu
         self.end = 0
 
     def value(self, node: Node) -> Any:
@@ -374,7 +378,7 @@ class _Unpacker:
         found = torch.empty(shape, dtype=dtype)
         if len(piece):
             ctypes.memmove(found.data_ptr(), piece.ctypes.data, len(piece))
-        return found if device == "cpu" else found.to(device)
+        return found if device == "cpu" or self._on_cpu else found.to(device)
 
     def array(self, name: str, shape: Any) -> Any:
         dtype = np.dtype(name)

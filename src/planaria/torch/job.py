@@ -349,7 +349,7 @@ class Job:
         self._router = JobRouter(config)
         client = self._node.begin(part.rank, self._keeper.freeze(), digest, self._mean_loss)
         self.rank, self.step, state = client.start()
-        if self.step or part.rank is None:
+        if self._node.beginning.restores or self.step or part.rank is None:
             self._keeper.thaw(state)
         self._client = client
         if self.world_size > 1:

@@ -100,8 +100,7 @@ class Training:
         """All steps from where the trainer begins, the evaluation, and the end."""
         self.client = client
         self.rank, step, state = client.start()
-        if step != self.dense.step or step:
-            self.dense.restore(step, state)
+        self.dense.restore(step, state)
         ahead: Prepared | None = None
         while step < self.config.steps:
             step += 1

@@ -1,7 +1,8 @@
-"""Models out of their checkpoints: planaria export, planaria predict."""
+"""Commands for trained models: planaria export, planaria predict, planaria import."""
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -9,9 +10,14 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
+from planaria.cluster.scripts import Scripts, environment_of, job_of
+from planaria.config import Config
 from planaria.errors import ConfigError, DamagedCheckpoint, PlanariaError
 from planaria.exits import EXIT_CONFIG, EXIT_FAILED, Output, leave
 from planaria.exporting import FORMATS, check_free, export, open_model
+from planaria.foreign import open_foreign
+from planaria.importing import check_empty, fit, import_model
+from planaria.trainer.declaring import Settings
 
 console = Output(highlight=False)
 
@@ -28,9 +34,12 @@ def export_command(
     """Write a trained model out of its checkpoint, as files for NumPy, torch or safetensors.
 
     OUT gets tables/NAME.npy, float32[rows, dim], or tables.pt, or tables.safetensors; the weights
-    and biases of both MLPs in dense.npz, or dense.pt, or dense.safetensors; and model.json, which
-    says what they are. Every byte that is used is checked, and rows are streamed: a model may be
-    larger than the memory.
+    and biases of both MLPs in dense.npz, or dense.pt, or dense.safetensors; of a script's job, what
+    it kept in kept.npz, kept.pt or kept.safetensors; and model.json, which says what they are. With
+    `--to dcp` tables and dense part are one checkpoint of torch.distributed.checkpoint. Every byte
+    that is used is checked, and rows are streamed: a model may be larger than the memory.
+
+    `planaria import` starts a job with what was written; with `--optimizer` it goes on exactly.
 
     Exit codes: 0 done, 1 the checkpoint is damaged or writing failed, 2 there is nothing to export,
     or OUT cannot be made.
@@ -44,8 +53,8 @@ def export_command(
         leave(EXIT_FAILED, f"{error}; an earlier one can be named with --step")
     except PlanariaError as error:
         leave(EXIT_CONFIG, str(error))
+    rows = sum(table.rows for table in checkpoint.manifest.tables)
     try:
-        rows = sum(table.rows for table in checkpoint.manifest.tables)
         with Progress(console=console) as bar:
             task = bar.add_task(f"step {checkpoint.step}", total=rows)
             more = partial(bar.advance, task)
@@ -96,3 +105,81 @@ def predict_command(
     console.print(f"{scored.samples:,} samples: {out}")
     if scored.quality is not None:
         console.print(f"AUC {scored.quality.auc:.4f}")
+
+
+def import_command(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="A folder that planaria export wrote, or a state_dict: .pt, .pth or .safetensors."
+        ),
+    ],
+    checkpoints: Annotated[
+        str, typer.Argument(help="checkpoint.path of the job: a folder or URL without checkpoints.")
+    ],
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="The job's YAML file. Without: as the model was exported."),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="path=value, on top of that. May be given several times."),
+    ] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(
+            help="A script of planaria run, in quotes with its arguments, whose tables the model "
+            "is for: it is run up to its first batch, to ask for them."
+        ),
+    ] = None,
+) -> None:
+    """Make a checkpoint out of a model, so that a job starts with it.
+
+    The job is started by `planaria train --resume --set checkpoint.path=CHECKPOINTS`, or `planaria
+    run --resume` with the same path and the script. Of a state_dict, the table NAME is what has a
+    key that ends in NAME.weight, float32[rows, dim]; which tables there are is up to the job's
+    settings.
+
+    What the model lacks begins as it does in a fresh job, and the job begins at step 0. A model of
+    `planaria export --optimizer` lacks nothing: it goes on at its step, exactly.
+
+    Exit codes: 0 done, 1 the model cannot be read or writing failed, 2 the model does not fit the
+    job, or CHECKPOINTS has some already. Unless it is done, nothing is left in CHECKPOINTS.
+    """
+    try:
+        check_empty(checkpoints)
+        found = open_foreign(model)
+        saved = found.facts.get("config") if config is None else None
+        if script is None:
+            job = Config.load(config, sets or (), saved)
+        else:
+            job = _declared(shlex.split(script), config, sets or [])
+        fitted = fit(found, job)
+    except ConfigError as error:
+        leave(EXIT_CONFIG, str(error))
+    except PlanariaError as error:
+        leave(EXIT_FAILED, str(error))
+    rows = sum(table.rows for table in job.tables)
+    try:
+        with Progress(console=console) as bar:
+            more = partial(bar.advance, bar.add_task(f"step {fitted.step}", total=rows))
+            import_model(fitted, checkpoints, more)
+    except PlanariaError as error:
+        leave(EXIT_FAILED, str(error))
+    for note in fitted.notes:
+        console.print(note)
+    console.print(f"step {fitted.step}, {rows:,} rows: {checkpoints}; start a job with --resume")
+
+
+def _declared(command: list[str], config: Path | None, sets: list[str]) -> Config:
+    """The job of a script, as it declares it at its first batch; then it is ended."""
+    given = Config.load(config, sets)
+    settings = Settings(str(config) if config else None, sets)
+    variables = environment_of(given, settings)
+    with Scripts(command, given.trainers, 0, variables, _show_line) as scripts:
+        return Config.from_dict(job_of(scripts.declare()))
+
+
+def _show_line(line: str) -> None:
+    """As the script has printed it."""
+    console.print(line, markup=False, soft_wrap=True)
