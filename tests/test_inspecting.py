@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from planaria import inspecting
 from planaria.cli import app
+from planaria.config import Config
 from planaria.data import PRESETS, Schema
 from planaria.data.opening import open_source, open_tables
 from planaria.data.suggesting import suggest, suggested_rows
@@ -105,8 +106,10 @@ def test_many_values_are_estimated_and_it_says_so(file: Path) -> None:
 
 
 def test_the_command_shows_columns_and_writes_a_schema_that_reads_the_file(file: Path) -> None:
-    code, said = run("inspect", file, "--write", "schema.yaml")
+    code, said = run("inspect", file, "--write", "schema.yaml", "--job", "job.yaml")
     assert code == 0, said
+    job = Config.load(Path("job.yaml"))
+    assert (job.data.path, job.data.schema, job.batch) == (str(file), "schema.yaml", 16)
     assert "3,000 rows" in said
     assert re.search(r"city .* 25\.0% .* 30 ", said)
     assert re.search(r"user .* 0 .* (99|100) ", said)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+import yaml  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -19,10 +20,14 @@ from planaria.data.presets import PRESETS
 from planaria.data.schema import Schema
 from planaria.errors import PlanariaError
 from planaria.exits import EXIT_CONFIG, leave
+from planaria.files import write_atomically
 
 if TYPE_CHECKING:
     from planaria.data.opening import Opened
     from planaria.data.survey import ColumnSurvey
+
+MOST_BATCH = 2048
+LEAST_STEPS = 100  # of an epoch, by the batch that is suggested
 
 app = typer.Typer(no_args_is_help=True, help="Look at files of samples before a job reads them.")
 console = Console(highlight=False)
@@ -37,6 +42,10 @@ def inspect(
     files: Files,
     write: Annotated[
         Path | None, typer.Option(help="Write a schema to start from here, as YAML.")
+    ] = None,
+    job: Annotated[
+        Path | None,
+        typer.Option(help="Write a job here that trains on the files by that schema, as YAML."),
     ] = None,
     preset: Annotated[
         str | None, typer.Option(help=f"What the files are: {', '.join(PRESETS)}.")
@@ -55,6 +64,8 @@ def inspect(
 
     if preset is not None and preset not in PRESETS:
         leave(EXIT_CONFIG, f"--preset: expected {', '.join(PRESETS)}, got {preset!r}")
+    if job is not None and (write is None or len(files) > 1):
+        leave(EXIT_CONFIG, "--job: expected --write beside it, and one file, folder or pattern")
     try:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             counting = bar.add_task("looking for lines", total=None)
@@ -68,6 +79,8 @@ def inspect(
         _show(columns, rows)
         if write is not None:
             _write(write, files, columns, opened, label)
+        if write is not None and job is not None:
+            _write_job(job, files[0], write, rows)
     except PlanariaError as error:
         leave(EXIT_CONFIG, str(error))
 
@@ -134,3 +147,15 @@ def _write(
     except OSError as error:
         leave(EXIT_CONFIG, f"cannot write {path}: {error.strerror}; check the path")
     console.print(f"a schema to start from: {path}", markup=False, soft_wrap=True)
+
+
+def _write_job(path: Path, files: str, schema: Path, rows: int) -> None:
+    batch = max(2, min(MOST_BATCH, 2 ** (rows // LEAST_STEPS).bit_length() // 2))
+    data = {"source": "files", "path": files, "schema": str(schema), "epochs": 1}
+    values = {"batch": batch, "data": data, "model": {"name": "dlrm", "dim": 16}}
+    text = f"# Start it: planaria train {path}\n{yaml.safe_dump(values, sort_keys=False)}"
+    try:
+        write_atomically(path.resolve(), text.encode())
+    except OSError as error:
+        leave(EXIT_CONFIG, f"cannot write {path}: {error.strerror}; check the path")
+    console.print(f"a job to start from: {path}", markup=False, soft_wrap=True)
