@@ -227,6 +227,14 @@ def preparing() -> list[str]:
     return [one.name for one in threading.enumerate() if one.name.startswith("preparing")]
 
 
+def test_as_many_steps_as_are_asked_for_over_as_many_epochs_as_it_takes() -> None:
+    some = Batches(Numbers(10), 4, steps=5, shuffle=True, seed=3)
+    epochs = Batches(Numbers(10), 4, epochs=3, shuffle=True, seed=3)
+    assert (some.steps, epochs.steps) == (5, 6)
+    assert [one.tolist() for one in some] == [one.tolist() for one in epochs][:5]
+    assert some.epoch_of(5) == 2
+
+
 def test_no_more_is_prepared_than_the_bound() -> None:
     asked: list[int] = []
 

@@ -172,6 +172,15 @@ def test_a_class_of_ones_own_is_found_in_the_folder(folder: Path) -> None:
     assert found["auc"] > 0.7
 
 
+def test_a_named_model_learns_from_samples_without_end(tmp_path: Path) -> None:
+    sets = ["model.name=deepfm", "steps=30", "batch=64", "trainers=1", "script.spares=0"]
+    sets += ["strategy=none", "servers=2", "spares=0", "model.rows=300", "data.test_samples=200"]
+    done = run(tmp_path, *(word for one in sets for word in ("--set", one)))
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["steps"], report["test_samples"]) == (30, 200)
+
+
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
