@@ -187,7 +187,8 @@ def _write_dense(room: Path, to: str, dense: Mapping[str, Any]) -> None:
 def _dense_arrays(checkpoint: Checkpoint) -> dict[str, Any]:
     """By name, float32; none where the dense network is not that of the built-in model."""
     config = Config.from_dict(checkpoint.manifest.config)
-    if len(config.arenas) > 1 or not checkpoint.manifest.dense_parts:
+    built_in = config.data.source != "script" and len(config.arenas) == 1
+    if not built_in or not checkpoint.manifest.dense_parts:
         return {}
     model = config.model
     rest = checkpoint.dense()["dense"].view(np.float32)
