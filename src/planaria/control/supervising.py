@@ -20,6 +20,7 @@ from planaria.coordinator.watch import Watch
 from planaria.wire.control import (
     Finished,
     HeldOut,
+    LeftLoop,
     Listening,
     Obeyed,
     Orders,
@@ -45,6 +46,10 @@ START_S = 120.0  # a process that starts may say nothing for so long
 MOST_DELAY_S = 30.0  # before another process is started in place of one that could not start
 MOST_BARREN = 5  # so many in a row that end before they are of any use
 LAST_FAILED = 3  # named with their reasons where more is lost than the code bears
+LEAVE_TOGETHER = (
+    "all ranks must leave their loops at the same step: decide by job.step, or by something that "
+    "is equal everywhere"
+)
 GONE_KEPT = 256  # names of ended processes that a new coordinator is told
 # How often one place may fail at one step, by what happened to it.
 PATIENCE: dict[str, int] = {"error": 2, "hung": 3, "signal": 8}
@@ -158,6 +163,8 @@ class SupervisorMachine:
         self._watch = Watch(cluster.heartbeat_limit_ms / 1000, cluster.hang_limit_s)
         self._limit_s = cluster.deadline_s + STALL_S
         self._moved_at = self._now = self._ticked = now
+        self._left: tuple[int, int] | None = None  # a rank that has left its loop, after which step
+        self._furthest = ("", start)  # a trainer that no other is ahead of, and its step
         self._stalled_at = -1  # the step at which nothing moved last
         self._stalls = 0  # how often, at that step
         self._begin()
@@ -245,8 +252,12 @@ class SupervisorMachine:
                 if told.step > self.step:
                     self.step = told.step
                 self._moved()
+                self._on_step_of(member, told.step)
             case Waiting():
                 self.waiting[member] = told
+                self._on_step_of(member, told.step)
+            case LeftLoop():
+                self._on_left(told)
             case Viewed():
                 self._on_view(told)
             case Silent():
@@ -387,6 +398,27 @@ class SupervisorMachine:
             )
         else:
             self.notes.append(f"no more spares are started: {MOST_BARREN} in a row have ended")
+
+    def _on_left(self, told: LeftLoop) -> None:
+        rank, step = self._left or (told.rank, told.step)
+        if step != told.step:
+            self._end(
+                f"rank {rank} has left its loop after step {step}, and rank {told.rank} after step "
+                f"{told.step}; {LEAVE_TOGETHER}"
+            )
+        self._left = (told.rank, told.step)
+        self._on_step_of(*self._furthest)
+
+    def _on_step_of(self, who: Member, step: int) -> None:
+        """A step of a trainer that goes on alone would never end."""
+        if step >= self._furthest[1]:
+            self._furthest = (who, step)
+        if self._left is not None and step > self._left[1]:
+            rank, last = self._left
+            self._end(
+                f"{self.who(who)} is in step {step}, but rank {rank} has left its loop after step "
+                f"{last}; {LEAVE_TOGETHER}"
+            )
 
     def _verdict_of(self, told: Finished) -> Verdict:
         if told.failure is None:

@@ -56,7 +56,7 @@ from planaria.trainer.declaring import (
     Settings,
     encode,
 )
-from planaria.wire.control import LastStep, SaveWanted, StepDone
+from planaria.wire.control import LastStep, LeftLoop, SaveWanted, StepDone
 
 STARTED = "the job has started; do this before the first batch"
 
@@ -85,7 +85,7 @@ def connect(config: Mapping[str, Any] | str | Path | None = None, **overrides: A
     command = msgspec.json.decode(os.environ.get(SETTINGS, "null"), type=Settings | None)
     path, sets = (command.path, command.sets) if command else (None, [])
     whole = Config.load(Path(path) if path else None, [*sets, f"trainers={world_size}"], given)
-    line = socket.socket(fileno=int(number)) if number else start_alone()
+    line = socket.socket(fileno=int(number)) if number else start_alone(whole)
     return Job(whole, line, alone=number is None)
 
 
@@ -106,6 +106,7 @@ class Job:
         self._accumulating = False
         self._has_left = False  # the loop, before its end
         self._left: State | None = None  # with this dense state of its last step
+        self._held: Callable[[], Generator[Any, None, None] | None] = lambda: None  # the loop
 
     # ------------------------------------------------------------------ before the first batch
 
@@ -154,7 +155,8 @@ class Job:
             )
 
         loop = self._loop(plan, batch_size)
-        atexit.register(self._leave, weakref.ref(loop))
+        self._held = weakref.ref(loop)
+        atexit.register(self._leave)
         return loop
 
     # ------------------------------------------------------------------ during a step
@@ -190,6 +192,22 @@ class Job:
         self._in_step("save")
         self._node.line.tell(SaveWanted())
 
+    def finish(self) -> None:
+        """Ends the job whose loop was left before its end, as the end of the script does by itself:
+        for notebooks. A loop that a name still holds was left without our knowing.
+        """
+        if (held := self._held()) is not None:
+            held.close()
+        if not self._has_left:
+            return
+        assert self._client is not None
+        self._has_left = False
+        if self._left is not None:
+            self._client.sum(self.step)
+            self._client.end_step(self.step, self._left)
+        self._node.line.tell(LastStep(step=self.step))
+        self._finish()
+
     def current_step(self) -> SparseStep:
         """What collections ask for; see planaria.torch.sparse."""
         return self._in_step("forward").sparse
@@ -223,30 +241,24 @@ class Job:
         """The loop was left before its end: by break, or by an exception, which cannot be told
         here. So the job ends with the script. What was learnt in this step counts.
         """
+        now = self._now
+        if now is None:
+            return
         assert self._client is not None
-        now = self._in_step("the end of a loop")
         self._left = self._keeper.freeze() if now.pushed else None
         self._has_left = True
         self.step = now.step if now.pushed else now.step - 1
         self._client.rest()
+        self._node.line.tell(LeftLoop(rank=self.rank, step=self.step))
 
-    def _leave(self, loop: weakref.ref[Generator[Any, None, None]]) -> None:
-        """At the end of the script. One that a loop's exception has ended has not meant the job to
-        end; a loop that a name still holds was left without our knowing.
+    def _leave(self) -> None:
+        """At the end of the script. One that an exception has ended has not meant the job to end;
+        its loop is closed while there is still an interpreter.
         """
         if getattr(sys, "last_value", None) is not None:
-            return
-        if (held := loop()) is not None:
-            held.close()
-        if not self._has_left:
-            return
-        assert self._client is not None
+            self._now, self._has_left = None, False
         with contextlib.suppress(JobOver):
-            if self._left is not None:
-                self._client.sum(self.step)
-                self._client.end_step(self.step, self._left)
-            self._node.line.tell(LastStep(step=self.step))
-            self._finish()
+            self.finish()
 
     def _finish(self) -> None:
         assert self._client is not None
