@@ -58,6 +58,7 @@ from planaria.trainer.declaring import (
 )
 from planaria.wire.control import LastStep, LeftLoop, SaveWanted, StepDone
 
+_alone: list[Job] = []  # this process's own job, if it has one
 STARTED = "the job has started; do this before the first batch"
 
 
@@ -84,9 +85,14 @@ def connect(config: Mapping[str, Any] | str | Path | None = None, **overrides: A
         )
     command = msgspec.json.decode(os.environ.get(SETTINGS, "null"), type=Settings | None)
     path, sets = (command.path, command.sets) if command else (None, [])
+    while _alone:  # a notebook's cell that is run again
+        with contextlib.suppress(JobOver):
+            _alone.pop().finish()
     whole = Config.load(Path(path) if path else None, [*sets, f"trainers={world_size}"], given)
-    line = socket.socket(fileno=int(number)) if number else start_alone(whole)
-    return Job(whole, line, alone=number is None)
+    if number:
+        return Job(whole, socket.socket(fileno=int(number)), alone=False)
+    _alone.append(Job(whole, start_alone(whole), alone=True))
+    return _alone[-1]
 
 
 class Job:
@@ -230,7 +236,7 @@ class Job:
                 self._start_step(step, ahead)
                 yield ahead.batch
                 self._end_step()
-        except GeneratorExit:
+        except (GeneratorExit, KeyboardInterrupt):
             self._leave_loop()
             raise
         finally:
@@ -239,7 +245,8 @@ class Job:
 
     def _leave_loop(self) -> None:
         """The loop was left before its end: by break, or by an exception, which cannot be told
-        here. So the job ends with the script. What was learnt in this step counts.
+        here. So the job ends with the script. What was learnt in this step counts. A notebook's
+        user may have interrupted it, too.
         """
         now = self._now
         if now is None:
