@@ -82,7 +82,7 @@ TORCHREC := torchrec fbgemm-gpu-cpu tensordict pyvers cloudpickle pyre-extension
 install_torchrec = $(BIN)/pip install -q --no-deps -c constraints.txt $(1)
 
 $(DEV_INSTALLED): $(INSTALLED)
-	@echo "installing what tests and checks need into .venv: a minute or two and about 0.3 GB"
+	@echo "installing what tests and checks need into .venv: a minute or two and about 0.4 GB"
 	$(call install_extra,dev)
 	-$(call install_torchrec,$(TORCHREC))
 	touch $@

@@ -38,6 +38,7 @@ from planaria.optimizers import Optimizer
 from planaria.torch.alone import start_alone
 from planaria.torch.averaging import DenseGradients
 from planaria.torch.batches import Batches
+from planaria.torch.devices import checked_device
 from planaria.torch.features import FeatureTables, bind_all, made_tables
 from planaria.torch.frozen import State
 from planaria.torch.keeping import Keeper, digest, seed_torch
@@ -89,18 +90,22 @@ def connect(config: Mapping[str, Any] | str | Path | None = None, **overrides: A
         with contextlib.suppress(JobOver):
             _alone.pop().finish()
     whole = Config.load(Path(path) if path else None, [*sets, f"trainers={world_size}"], given)
+    device = _device_of(whole)
     if number:
-        return Job(whole, socket.socket(fileno=int(number)), alone=False)
-    _alone.append(Job(whole, start_alone(whole), alone=True))
+        return Job(whole, socket.socket(fileno=int(number)), device, alone=False)
+    _alone.append(Job(whole, start_alone(whole), device, alone=True))
     return _alone[-1]
 
 
 class Job:
     """This process's part in a job."""
 
-    def __init__(self, config: Config, line: socket.socket, *, alone: bool) -> None:
+    def __init__(
+        self, config: Config, line: socket.socket, device: torch.device, *, alone: bool
+    ) -> None:
         self.config = config
         self._alone = alone
+        self._device = device
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0"))
         self.step = 0
@@ -284,7 +289,7 @@ class Job:
             raise OutsideJob("batches: there is no collection of tables; make the model first")
         self._optimizers = _numbered_optimizers(collections)
         self._collections = collections
-        tables, _ = bind_all(collections, self.config.optimizer_rule, self)
+        tables, _ = bind_all(collections, self.config.optimizer_rule, self, self._device)
         kept = {**self._kept}
         for number, optimizer in enumerate(self._optimizers):
             kept.setdefault(f"tables.optimizer{number}", optimizer)
@@ -458,6 +463,13 @@ class _Lookups:
 
     def lookup(self, rows: Sequence[Index]) -> list[Floats]:
         return self._job._lookup(rows)
+
+
+def _device_of(config: Config) -> torch.device:
+    try:
+        return checked_device(config.trainer.device)
+    except ArgumentError as error:
+        raise ConfigError(f"trainer.device: {error}") from None
 
 
 def _numbered_optimizers(collections: list[FeatureTables]) -> list[SparseOptimizer]:
