@@ -78,14 +78,19 @@ EXTRA = import sys, tomllib; \
 install_extra = $(BIN)/python -c '$(EXTRA)' $(1) | \
 	xargs -d '\n' $(BIN)/pip install -q -c constraints.txt
 
+# TorchRec, which tests use where it can be had. Its own list asks for the FBGEMM of GPUs.
+TORCHREC := torchrec fbgemm-gpu-cpu tensordict pyvers cloudpickle pyre-extensions typing-inspect
+install_torchrec = $(BIN)/pip install -q --no-deps -c constraints.txt $(1)
+
 $(DEV_INSTALLED): $(INSTALLED)
-	@echo "installing what tests and checks need into .venv: a minute or two and about 0.3 GB"
+	@echo "installing what tests and checks need into .venv: a minute or two and about 0.4 GB"
 	$(call install_extra,dev)
+	-$(call install_torchrec,$(TORCHREC))
 	touch $@
 
 $(BENCH_INSTALLED): $(INSTALLED)
 	$(call install_extra,bench)
-	-$(BIN)/pip install -q --no-deps fbgemm-gpu-cpu==1.8.0
+	-$(call install_torchrec,fbgemm-gpu-cpu)
 	touch $@
 
 clean:

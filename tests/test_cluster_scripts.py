@@ -95,6 +95,13 @@ def test_an_exception_ends_the_job_with_its_traceback_once(tmp_path: Path) -> No
     assert "src/planaria" not in both
 
 
+@pytest.mark.parametrize("held", [[], ["held"]])
+def test_ranks_that_leave_at_different_steps_are_told_at_once(held: list[str]) -> None:
+    """They waited for one another until the job had stalled, for two minutes."""
+    with pytest.raises(ClusterError, match="all ranks must leave their loops at the same step"):
+        ScriptRun("loop.py", "apart=4", *held, sets=(*PLAIN, "trainers=2"))
+
+
 # ------------------------------------------------------------------ bad use
 
 

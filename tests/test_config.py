@@ -137,6 +137,7 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
             "stall_s": draw(positive),
         },
         "threads": {"server": draw(whole), "trainer": draw(whole)},
+        "trainer": {"device": draw(st.sampled_from(["cpu", "cuda", "cuda:3", "mps", "xpu:0"]))},
         "cpr": {
             "variant": draw(st.sampled_from(["vanilla", "scar", "mfu", "ssu"])),
             "target_pls": draw(st.floats(1e-6, 1)),
@@ -251,6 +252,8 @@ def is_right(path: str, value: object) -> bool:
             return isinstance(value, bool)
         case "reproducible":
             return value is False
+        case "trainer.device":
+            return False
         case "cluster.host":
             return isinstance(value, str) and value not in ("", "٣")
         case "model.bottom" | "model.top":

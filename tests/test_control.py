@@ -5,6 +5,7 @@ Controls break one rule each, and a schedule fails; the same schedules hold with
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -15,12 +16,16 @@ from planaria.control.rolling_back import RollBackMachine
 from planaria.control.supervising import Child, Ended, Kill, SupervisorMachine
 from planaria.simulator.control import ControlWorld
 from planaria.simulator.control_campaigns import StrikesAt, run_control_seed
-from planaria.wire.control import Ready, Viewed, Waiting
+from planaria.wire.control import LeftLoop, Ready, StepDone, Told, Viewed, Waiting, Working
 from planaria.wire.messages import Member, View
 
 SEEDS = range(500)
 SEARCHED = range(120)  # by a control, until one fails
 BOUNDARIES = 300  # messages of an undisturbed run, about
+
+
+def done_by(rank: int, step: int) -> StepDone:
+    return StepDone(rank=rank, step=step, rows=[], loss=None)
 
 
 @pytest.mark.campaign
@@ -148,6 +153,54 @@ def test_a_stall_gets_a_new_view_then_replaces_whom_all_wait_for_and_only_then_e
     assert seen == [(1, ["server-1"])]
     assert machine.verdict
     assert "trainer:0 waits in step 7 for rows of server:1" in str(machine.verdict.sentence)
+
+
+def test_a_trainer_that_computes_is_no_stall() -> None:
+    """A user thought about a batch for two minutes, and the job was over."""
+    machine = SupervisorMachine(
+        Config.from_dict({"servers": 2, "trainers": 1, "spares": 0}), 0, 0.0
+    )
+    for member in list(machine.children):
+        machine.receive(member, Ready(), 0.0)
+    for second in range(1000):
+        machine.heard("coordinator-0", float(second))
+        if second % 5 == 0:
+            at_work = Working(what="computing", done=second, of=second + 1)
+            machine.receive("trainer-0", at_work, float(second))
+        machine.tick(float(second))
+    assert (machine.verdict, machine.orders.again) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ([LeftLoop(rank=0, step=7), LeftLoop(rank=1, step=8)], "rank 0 .* 7, and rank 1 .* 8;"),
+        (
+            [LeftLoop(rank=0, step=7), done_by(1, 8)],
+            "trainer-1 is in step 8, but rank 0 .* step 7;",
+        ),
+        (
+            [done_by(1, 8), LeftLoop(rank=0, step=7)],
+            "trainer-1 is in step 8, but rank 0 .* step 7;",
+        ),
+        (
+            [LeftLoop(rank=0, step=7), Waiting(step=8, places=[0], what="rows")],
+            "trainer-1 is in step 8, but rank 0 .* step 7;",
+        ),
+        ([done_by(1, 7), LeftLoop(rank=0, step=7), LeftLoop(rank=1, step=7)], None),
+        ([LeftLoop(rank=0, step=7), done_by(1, 7), LeftLoop(rank=1, step=7)], None),
+    ],
+)
+def test_ranks_leave_their_loops_at_the_same_step(told: list[Told], says: str | None) -> None:
+    machine = SupervisorMachine(Config.from_dict({"servers": 3, "trainers": 2}), 0, 0.0)
+    for one in told:
+        rank = one.rank if isinstance(one, LeftLoop) else 1
+        machine.receive(f"trainer-{rank}", one, 1.0)
+    if says is None:
+        assert machine.verdict is None
+    else:
+        assert machine.verdict
+        assert re.search(says, str(machine.verdict.sentence))
 
 
 def test_one_exception_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch) -> None:

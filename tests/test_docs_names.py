@@ -41,6 +41,7 @@ pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "planaria"
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCES = re.compile(r"^```.*?^```$", flags=re.DOTALL | re.MULTILINE)
 NAME = r"[A-Za-z_]\w*"
@@ -64,7 +65,7 @@ ELSEWHERE = {
 def words() -> frozenset[str]:
     """Every name in the code, and every word of its strings but for docstrings."""
     found: set[str] = set()
-    for path in (*PACKAGE.rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")):
+    for path in (*PACKAGE.rglob("*.py"), *(ROOT / "benchmarks").glob("*.py"), *EXAMPLES):
         tree = ast.parse(path.read_text())
         prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):

@@ -19,7 +19,11 @@ from planaria.torch.bridge import as_keyed, like
 
 with warnings.catch_warnings():  # of parts of FBGEMM that need a GPU
     warnings.simplefilter("ignore")
-    pytest.importorskip("torchrec", exc_type=ImportError)
+    pytest.importorskip(
+        "torchrec",
+        exc_type=ImportError,
+        reason="TorchRec is not installed; docs/own-model.md says how",
+    )
     from torchrec.models.dlrm import DLRM as TheirDLRM  # noqa: N811
     from torchrec.models.dlrm import DLRM_DCN
     from torchrec.modules.embedding_configs import EmbeddingBagConfig

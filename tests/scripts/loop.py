@@ -5,6 +5,8 @@ stop=N       leaves the loop in step N
 held         has a name for the loop, so that it is there until the script ends
 raise=N      raises in step N, on every rank
 sleep=N:S    computes for S seconds in step N
+apart=N      leaves the loop in step N + its rank
+say          prints every loss, exactly
 unkept       learns something that is neither kept nor the same on all ranks
 """
 
@@ -19,6 +21,7 @@ import planaria.torch
 
 wanted = dict(word.partition("=")[::2] for word in sys.argv[1:])
 stop, fails = int(wanted.get("stop", -1)), int(wanted.get("raise", -1))
+apart = int(wanted.get("apart", -99))
 sleeps, _, seconds = wanted.get("sleep", "-1:0").partition(":")
 
 job = planaria.torch.connect(seed=7)
@@ -62,7 +65,8 @@ for dense, bags, ids, liked in held or batches():
         time.sleep(float(seconds))
     optimizer.zero_grad()
     with job.accumulate():
-        loss_of(model(dense, bags, ids), liked).backward()
+        loss = loss_of(model(dense, bags, ids), liked)
+        loss.backward()
         (0.5 * loss_of(model(dense * 0.5, bags, ids), liked)).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for one in (optimizer, schedule, of_tables, schedule_of_tables):
@@ -76,8 +80,10 @@ for dense, bags, ids, liked in held or batches():
         model.train()
     if "unkept" in wanted:
         seen.mean += job.rank
+    if "say" in wanted:
+        print(step, loss.item().hex(), flush=True)
     if step == fails:
         raise RuntimeError(f"step {step} is one too many")
-    if step == stop:
+    if step in (stop, apart + job.rank):
         break
 print(f"rank {job.rank} is through after step {job.step}")

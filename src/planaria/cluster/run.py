@@ -55,6 +55,11 @@ def check_data(config: Config) -> None:
     """Whether the built-in model can be trained: its tables, and a first sample."""
     if not config.is_built_in:
         return
+    if not config.trainer.device.startswith("cpu"):
+        raise ConfigError(
+            f"trainer.device: the built-in model computes on the CPU; for {config.trainer.device}, "
+            "train a model of your own with planaria run"
+        )
     if len(config.arenas) > 1:
         raise ConfigError(
             f"tables: the built-in model has tables of one dim and one optimizer, but these need "

@@ -20,7 +20,7 @@ from planaria.kernels.types import Bytes
 from planaria.server.digest import Digest
 from planaria.trainer.client import Client
 from planaria.trainer.machine import TrainerJob, TrainerMachine
-from planaria.wire.control import Ready, TrainerHolds, Waiting
+from planaria.wire.control import Ready, TrainerHolds, Waiting, Working
 from planaria.wire.messages import NO_VIEW, Member, Message
 
 WAITED_S = 5.0  # before a trainer says whom it waits for
@@ -35,7 +35,8 @@ class TrainerNode(MemberNode):
     def __init__(
         self, files: JobFiles, member: Member, lifeline: int = 0, *, outlives: bool = False
     ) -> None:
-        """outlives: whether this process goes on when whoever supervises the job is gone."""
+        """outlives: whether this process was there before the job, and goes on when whoever
+        supervises that is gone: a notebook, say."""
         self.outlives = outlives
         super().__init__(files, member, "trainer", lifeline)
         self.beginning = files.beginning()
@@ -46,6 +47,7 @@ class TrainerNode(MemberNode):
         self._poller.register(self.transport.incoming, zmq.POLLIN)
         self._poller.register(self._wakes, zmq.POLLIN)
         self._moved = (0, time.monotonic())  # the step that it is at, and since when
+        self._computed = 0  # so often it was said that whoever calls computes
         self._told_in = NO_VIEW  # the view in which it told what it holds
         self._thread = threading.Thread(target=self._talk, name="planaria", daemon=True)
 
@@ -114,8 +116,9 @@ class TrainerNode(MemberNode):
                 os.eventfd_read(self._wakes)
 
     def turn(self) -> None:
-        """The thread that computes is what must not hang; this one only talks."""
-        if self.client.turns():
+        """The thread that computes is what must not hang; this one only talks. A process that
+        nobody could replace does not hang: its user thinks."""
+        if self.client.turns() or self.outlives:
             super().turn()
 
     def _handle(self, sender: Member, address: str, message: Message) -> None:
@@ -147,19 +150,25 @@ class TrainerNode(MemberNode):
         if self.trainer.done and not self.trainer.left:
             self._leave_when_saved()
         else:
-            self._say_whom_it_waits_for()
+            self._say_what_takes_long()
         return IDLE_MS
 
-    def _say_whom_it_waits_for(self) -> None:
-        """Now and then, so that a stalled job can name them."""
+    def _say_what_takes_long(self) -> None:
+        """Now and then: whom it waits for, so that a stalled job can name them; or that whoever
+        calls computes, which is no stall."""
         trainer, now = self.trainer, time.monotonic()
         if self._moved[0] != trainer.step:
             self._moved = (trainer.step, now)
-        elif now - self._moved[1] > WAITED_S and self.client.waits and not trainer.blank:
+        elif now - self._moved[1] > WAITED_S and not trainer.blank:
             self._moved = (trainer.step, now)
-            waiting = trainer.waits_for()
-            what = "rows" if waiting else "gradients"
-            self.line.tell(Waiting(step=trainer.step, places=waiting, what=what))
+            if self.client.waits:
+                waiting = trainer.waits_for()
+                what = "rows" if waiting else "gradients"
+                self.line.tell(Waiting(step=trainer.step, places=waiting, what=what))
+            else:
+                self._computed += 1
+                at_work = Working(what="computing", done=self._computed, of=self._computed + 1)
+                self.line.tell(at_work)
 
     def _leave_when_saved(self) -> None:
         """Nobody needs it any more when the trained model is saved and what it holds was heard."""

@@ -49,6 +49,7 @@ KEYS = {"declared_tables": "tables"}  # where a field cannot be called like its 
 Reproducible = Literal["same", "portable", "off"]
 REPRODUCIBLE: tuple[Reproducible, ...] = get_args(Reproducible)
 
+DEVICES = "cpu, cuda, mps or xpu, with a number if need be, such as cuda:0"
 MILLISECONDS = whole(1, 86_400_000)
 ROWS = one_or_several(whole(1, MAX_ROWS), MAX_TABLES)
 HIDDEN_LAYERS = several(whole(1, MAX_WIDTH), 0, 16)
@@ -172,6 +173,13 @@ class ThreadsConfig:
 
 
 @dataclass(frozen=True)
+class TrainerConfig:
+    """device: of a script's collections, which name none themselves."""
+
+    device: Annotated[str, text(DEVICES, r"(cpu|cuda|mps|xpu)(:[0-9]+)?")] = "cpu"
+
+
+@dataclass(frozen=True)
 class Config:
     """A job. Make one with `load` or `from_dict`: the constructor checks nothing."""
 
@@ -195,6 +203,7 @@ class Config:
     history: HistoryConfig = field(default_factory=HistoryConfig)
     scrub: ScrubConfig = field(default_factory=ScrubConfig)
     threads: ThreadsConfig = field(default_factory=ThreadsConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     cpr: CprConfig = field(default_factory=CprConfig)
     failures: FailuresConfig = field(default_factory=FailuresConfig)

@@ -16,10 +16,12 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from planaria.config import Config
+from planaria.control.leaving import Leaving
 from planaria.coordinator.watch import Watch
 from planaria.wire.control import (
     Finished,
     HeldOut,
+    LeftLoop,
     Listening,
     Obeyed,
     Orders,
@@ -158,6 +160,7 @@ class SupervisorMachine:
         self._watch = Watch(cluster.heartbeat_limit_ms / 1000, cluster.hang_limit_s)
         self._limit_s = cluster.deadline_s + STALL_S
         self._moved_at = self._now = self._ticked = now
+        self._leaving = Leaving(start)
         self._stalled_at = -1  # the step at which nothing moved last
         self._stalls = 0  # how often, at that step
         self._begin()
@@ -242,11 +245,14 @@ class SupervisorMachine:
                     self._moved()
             case StepDone():
                 self.waiting.pop(member, None)
-                if told.step > self.step:
-                    self.step = told.step
+                self.step = max(self.step, told.step)
                 self._moved()
+                self._end(self._leaving.on_step(member, told.step))
             case Waiting():
                 self.waiting[member] = told
+                self._end(self._leaving.on_step(member, told.step))
+            case LeftLoop():
+                self._end(self._leaving.on_left(told))
             case Viewed():
                 self._on_view(told)
             case Silent():
@@ -257,9 +263,9 @@ class SupervisorMachine:
                     self._start(told.role)
             case Finished():
                 self.verdict = self._verdict_of(told)
-            case Rebuilding() | Reloaded() | PartSaved() | HeldOut():
-                self._moved()
-            case ServerHolds() | TrainerHolds():
+            case (
+                Rebuilding() | Reloaded() | PartSaved() | HeldOut() | ServerHolds() | TrainerHolds()
+            ):
                 self._moved()
 
     def heard(self, member: Member, now: float) -> None:
@@ -339,7 +345,8 @@ class SupervisorMachine:
                 self._kill(member, "the others go on without it")
         self._barren["coordinator"] = 0
         self._moved()
-        lacking = self.config.spares - len(self.spares) - self._due_count("server")
+        due = sum(role == "server" for _, role in self._due)
+        lacking = self.config.spares - len(self.spares) - due
         for _ in range(lacking):
             if self._barren["server"] < MOST_BARREN:
                 self._start_later("server")
@@ -455,9 +462,6 @@ class SupervisorMachine:
         places = ", ".join(f"server:{place}" for place in one.places) or "the other trainers"
         return f"{self.who(trainer)} waits in step {one.step} for {one.what} of {places}"
 
-    def _due_count(self, role: str) -> int:
-        return sum(due == role for _, due in self._due)
-
     # ------------------------------------------------------------------ orders and the end
 
     def _set_orders(self, **changes: object) -> None:
@@ -482,8 +486,9 @@ class SupervisorMachine:
             if child.role == "coordinator" or not child.placed:
                 self.notes.append(f"{member} is killed: {why}")
 
-    def _end(self, sentence: str) -> None:
-        self.verdict = self.verdict or Verdict(sentence)
+    def _end(self, sentence: str | None) -> None:
+        if sentence is not None:
+            self.verdict = self.verdict or Verdict(sentence)
 
 
 def reason_of(ended: Ended) -> str:

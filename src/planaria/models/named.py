@@ -39,7 +39,8 @@ def main() -> None:
     collection = EmbeddingBagCollection(
         table_configs(data.schema, config.model.dim), is_weighted=is_weighted(data.schema)
     )
-    model = make_model(config, data.schema, collection)
+    device = torch.device(config.trainer.device)
+    model = make_model(config, data.schema, collection).to(device)
     optimizer = make_optimizer(config, model.parameters())
     job.keep(model=model, optimizer=optimizer)
     recent = RecentQuality(QUALITY_SAMPLES)
@@ -57,14 +58,14 @@ def main() -> None:
         step, last = job.step + 1, job.config.steps
         for group in optimizer.param_groups:
             group["lr"] = job.config.lr(step)
-        logits = model(dense, features)
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, labels)
+        logits = model(dense.to(device), features)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, labels.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         auc = entropy = None
         if job.rank == 0:
-            recent.add(labels.numpy(), logits.detach().numpy())
+            recent.add(labels.numpy(), logits.detach().cpu().numpy())
             if recent.due(step, last):
                 auc, entropy = (None if math.isnan(x) else x for x in recent.measure())
         job.log(loss.item(), auc, entropy)
@@ -80,7 +81,7 @@ def judge(job: Job, model: nn.Module, held_out: Readable) -> None:
             wanted = min(JUDGED_SAMPLES, count - first)
             dense, features, labels = as_tensors(held_out.read(start + first, wanted))
             if len(labels):
-                job.judge(first, labels, model(dense, features))
+                job.judge(first, labels, model(dense.to(job.config.trainer.device), features))
             if len(labels) < wanted:
                 return
 

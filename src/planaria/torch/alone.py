@@ -7,9 +7,18 @@ import socket
 import subprocess
 import sys
 
+import torch
 
-def start_alone() -> socket.socket:
+from planaria.config import Config
+from planaria.errors import ConfigError
+from planaria.exactness import PORTABLE
+
+OF_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def start_alone(config: Config) -> socket.socket:
     """Starts a supervisor for the job; returns the line to it, which ends with this process."""
+    _settle(config)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     number = str(theirs.fileno())
     with theirs:
@@ -21,3 +30,18 @@ def start_alone() -> socket.socket:
             start_new_session=True,  # Ctrl-C is for this process
         )
     return ours
+
+
+def _settle(config: Config) -> None:
+    """What `planaria run` does by variables. Torch would take all cores, which the servers need as
+    well; whoever has set a number of threads keeps it.
+    """
+    lacking = [pair for pair in PORTABLE.items() if os.environ.get(pair[0]) != pair[1]]
+    if config.reproducible == "portable" and lacking:
+        wanted = " ".join(f"{name}={value}" for name, value in lacking)
+        raise ConfigError(
+            "reproducible: portable needs variables that were there when Python started; start the "
+            f"script with planaria run, or with {wanted}"
+        )
+    if not any(os.environ.get(name) for name in OF_THREADS):
+        torch.set_num_threads(config.threads.trainer)

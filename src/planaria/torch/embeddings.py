@@ -22,6 +22,7 @@ from planaria.torch.configs import (
     checked_configs,
     result_names,
 )
+from planaria.torch.devices import CPU, checked_device
 from planaria.torch.features import FeatureTables
 from planaria.torch.jagged import JaggedTensor
 from planaria.torch.keyed import KeyedTensor
@@ -38,18 +39,20 @@ class _OnServers(nn.Module):  # type: ignore[misc]
         self.tables = tables
         self.optimizer = optimizer
         tables.use(optimizer)
-        self._device = torch.device("cpu" if device is None else device)
+        self._device = None if device is None else checked_device(device)
 
     @property
     def device(self) -> torch.device:
-        """Where results are."""
-        return self._device
+        """Where results are: the one that was named, or else the job's (`trainer.device`)."""
+        if self._device is not None:
+            return self._device
+        return CPU if self.tables.bound is None else self.tables.bound.device
 
     def _call(self, keyed: KeyedJaggedTensor, sources: tuple[Any, ...]) -> Call:
         bound = self.tables.in_job()
         step = bound.steps.current_step()
         prepared = self.tables.prepared(step, keyed, sources)
-        return Call.of(step, prepared, bound.arenas, self.tables.width, self._device)
+        return Call.of(step, prepared, bound.arenas, self.tables.width, self.device)
 
     def extra_repr(self) -> str:
         lines = [
@@ -146,7 +149,7 @@ class EmbeddingCollection(_OnServers):
     def forward(self, features: Any) -> Any:
         keyed, came_from_torchrec = as_keyed(features)
         call = self._call(keyed, (features,))
-        by_key, lengths = keyed.length_per_key(), keyed.lengths().to(self._device)
+        by_key, lengths = keyed.length_per_key(), keyed.lengths().to(self.device)
         samples = keyed.stride()
         found: dict[int, JaggedTensor] = {}
         for rows, own in zip(single(call), call.arenas, strict=True):

@@ -22,6 +22,7 @@ from planaria.kernels.types import Floats, Index, PooledFeatures, Pooling
 from planaria.optimizers import Optimizer
 from planaria.tables import Arena, Table, make_arenas
 from planaria.torch.configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
+from planaria.torch.devices import CPU
 from planaria.torch.keyed_jagged import KeyedJaggedTensor
 from planaria.torch.optimizers import SparseOptimizer
 from planaria.torch.sparse import ArenaBags, Prepared, SparseStep, Steps
@@ -49,6 +50,7 @@ class Bound:
     steps: Steps
     arena_count: int
     arenas: list[ArenaFeatures]
+    device: torch.device  # of results, where a collection names none
 
 
 class FeatureTables:
@@ -76,11 +78,18 @@ class FeatureTables:
 
     # -------------------------------------------------------------------------------- binding
 
-    def bind(self, places: Sequence[tuple[int, int]], arena_count: int, steps: Steps) -> None:
+    def bind(
+        self,
+        places: Sequence[tuple[int, int]],
+        arena_count: int,
+        steps: Steps,
+        device: torch.device,
+    ) -> None:
         """places: per table, the number of its arena and its first row there."""
         arenas = dict.fromkeys(arena for arena, _ in places)
         self._keys = ([], [])
-        self.bound = Bound(steps, arena_count, [self._arena(arena, places) for arena in arenas])
+        of_arenas = [self._arena(arena, places) for arena in arenas]
+        self.bound = Bound(steps, arena_count, of_arenas, device)
 
     def _arena(self, arena: int, places: Sequence[tuple[int, int]]) -> ArenaFeatures:
         numbers = [n for n, (_, table) in enumerate(self.features) if places[table][0] == arena]
@@ -207,7 +216,10 @@ def made_tables() -> list[FeatureTables]:
 
 
 def bind_all(
-    collections: Sequence[FeatureTables], optimizer: Optimizer, steps: Steps
+    collections: Sequence[FeatureTables],
+    optimizer: Optimizer,
+    steps: Steps,
+    device: torch.device = CPU,
 ) -> tuple[list[Table], list[Arena]]:
     """Puts the tables of these collections into one job: the job's tables and their arenas.
 
@@ -229,6 +241,6 @@ def bind_all(
     first = 0
     for own in collections:
         of_own = [places[first + at] for at in range(len(own.tables))]
-        own.bind(of_own, len(arenas), steps)
+        own.bind(of_own, len(arenas), steps, device)
         first += len(own.tables)
     return tables, arenas

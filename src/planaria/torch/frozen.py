@@ -96,7 +96,7 @@ def pack(value: object) -> State:
     start = _aligned(PREFIX.size + len(header))
     lengths = LENGTHS.pack(len(header), start + body)
     crc = zlib.crc32(header, zlib.crc32(lengths))
-    state: State = torch.empty(start + body, dtype=torch.uint8).numpy()
+    state: State = torch.empty(start + body, dtype=torch.uint8, device="cpu").numpy()
     head = MAGIC + crc.to_bytes(4, "little") + lengths + header
     state[:start] = np.frombuffer(head.ljust(start, b"\0"), np.uint8)
     _fill(state[start:], pieces)
@@ -375,7 +375,7 @@ class _Unpacker:
     def tensor(self, name: str, shape: Any, device: str = "cpu") -> Any:
         dtype = DTYPES[name]
         piece = self._next(shape, dtype.itemsize)
-        found = torch.empty(shape, dtype=dtype)
+        found = torch.empty(shape, dtype=dtype, device="cpu")
         if len(piece):
             ctypes.memmove(found.data_ptr(), piece.ctypes.data, len(piece))
         return found if device == "cpu" or self._on_cpu else found.to(device)

@@ -20,7 +20,7 @@ import socket
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from planaria.cluster.trainer_node import TrainerNode
 from planaria.config import Config
 from planaria.errors import ArgumentError, ConfigError, JobOver, OutsideJob, StateError
 from planaria.kernels.types import Floats, Index
-from planaria.torch.alone import start_alone
 from planaria.torch.averaging import DenseGradients
 from planaria.torch.batches import Batches
 from planaria.torch.declared import as_declared, numbered_optimizers
@@ -48,55 +47,26 @@ from planaria.torch.sparse import SparseStep
 from planaria.trainer.client import Client
 from planaria.trainer.declaring import (
     MOST_BYTES,
-    SETTINGS,
-    SOCKET,
     Assignment,
     Declaration,
     Reply,
-    Settings,
     encode,
 )
-from planaria.wire.control import HeldOut, LastStep, SaveWanted, StepDone
+from planaria.wire.control import HeldOut, LastStep, LeftLoop, SaveWanted, StepDone
 
 LOSSES_KEPT = 50  # of the last steps, over which the report takes the mean
 STARTED = "the job has started; do this before the first batch"
 
 
-def connect(config: Mapping[str, Any] | str | Path | None = None, **overrides: Any) -> Job:
-    """A trainer of a job: of the one that `planaria run` has started this script for, or of a job
-    of its own on this machine.
-
-    config: a YAML file or the same as a dict; overrides: its keys, sections as dicts. What the
-    command line sets comes before both.
-    """
-    given: dict[str, Any] = {}
-    if isinstance(config, str | Path):
-        given = Config.load(Path(config)).to_dict()
-    elif config is not None:
-        given = dict(config)
-    for name, value in overrides.items():
-        both = isinstance(value, Mapping) and isinstance(given.get(name), Mapping)
-        given[name] = {**given[name], **value} if both else value
-    number, world_size = os.environ.get(SOCKET), int(os.environ.get("WORLD_SIZE", "1"))
-    if given.setdefault("trainers", world_size) != world_size:
-        raise ConfigError(
-            f"trainers: the script wants {given['trainers']}, but {world_size} run it; start it "
-            f"with planaria run --set trainers={given['trainers']}"
-        )
-    command = msgspec.json.decode(os.environ.get(SETTINGS, "null"), type=Settings | None)
-    path, sets = (command.path, command.sets) if command else (None, [])
-    base = {**((command and command.base) or {}), **given}
-    whole = Config.load(Path(path) if path else None, [*sets, f"trainers={world_size}"], base)
-    line = socket.socket(fileno=int(number)) if number else start_alone()
-    return Job(whole, line, alone=number is None)
-
-
 class Job:
     """This process's part in a job."""
 
-    def __init__(self, config: Config, line: socket.socket, *, alone: bool) -> None:
+    def __init__(
+        self, config: Config, line: socket.socket, device: torch.device, *, alone: bool
+    ) -> None:
         self.config = config
         self._alone = alone
+        self._device = device
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0"))
         self.step = 0
@@ -109,6 +79,7 @@ class Job:
         self._losses: deque[float] = deque(maxlen=LOSSES_KEPT)
         self._has_left = False  # the loop, before its end
         self._left: State | None = None  # with this dense state of its last step
+        self._held: Callable[[], Generator[Any, None, None] | None] = lambda: None  # the loop
 
     # ------------------------------------------------------------------ before the first batch
 
@@ -160,7 +131,8 @@ class Job:
             )
 
         loop = self._loop(plan, batch_size)
-        atexit.register(self._leave, weakref.ref(loop))
+        self._held = weakref.ref(loop)
+        atexit.register(self._leave)
         return loop
 
     # ------------------------------------------------------------------ during a step
@@ -213,10 +185,26 @@ class Job:
         held_out = HeldOut(
             rank=self.rank,
             first=first,
-            labels=labels.detach().cpu().numpy().astype(np.uint8),
-            logits=logits.detach().cpu().numpy().astype(np.float32),
+            labels=labels.detach().to("cpu").numpy().astype(np.uint8),
+            logits=logits.detach().to("cpu").numpy().astype(np.float32),
         )
         self._node.line.tell(held_out)
+
+    def finish(self) -> None:
+        """Ends the job whose loop was left before its end, as the end of the script does by itself:
+        for notebooks. A loop that a name still holds was left without our knowing.
+        """
+        if (held := self._held()) is not None:
+            held.close()
+        if not self._has_left:
+            return
+        assert self._client is not None
+        self._has_left = False
+        if self._left is not None:
+            self._client.sum(self.step)
+            self._client.end_step(self.step, self._left)
+        self._node.line.tell(LastStep(step=self.step))
+        self._finish()
 
     def current_step(self) -> SparseStep:
         """What collections ask for; see planaria.torch.sparse."""
@@ -240,7 +228,7 @@ class Job:
                 self._start_step(step, ahead)
                 yield ahead.batch
                 self._end_step()
-        except GeneratorExit:
+        except (GeneratorExit, KeyboardInterrupt):
             self._leave_loop()
             raise
         finally:
@@ -249,34 +237,29 @@ class Job:
 
     def _leave_loop(self) -> None:
         """The loop was left before its end: by break, or by an exception, which cannot be told
-        here. So the job ends with the script. What was learnt in this step counts.
+        here. So the job ends with the script. What was learnt in this step counts. A notebook's
+        user may have interrupted it, too.
         """
+        now = self._now
+        if now is None:
+            return
         assert self._client is not None
-        now = self._in_step("the end of a loop")
         self._left = self._keeper.freeze() if now.pushed else None
         if now.pushed:
             self._tell_of(now)
         self._has_left = True
         self.step = now.step if now.pushed else now.step - 1
         self._client.rest()
+        self._node.line.tell(LeftLoop(rank=self.rank, step=self.step))
 
-    def _leave(self, loop: weakref.ref[Generator[Any, None, None]]) -> None:
-        """At the end of the script. One that a loop's exception has ended has not meant the job to
-        end; a loop that a name still holds was left without our knowing.
+    def _leave(self) -> None:
+        """At the end of the script. One that an exception has ended has not meant the job to end;
+        its loop is closed while there is still an interpreter.
         """
         if getattr(sys, "last_value", None) is not None:
-            return
-        if (held := loop()) is not None:
-            held.close()
-        if not self._has_left:
-            return
-        assert self._client is not None
+            self._now, self._has_left = None, False
         with contextlib.suppress(JobOver):
-            if self._left is not None:
-                self._client.sum(self.step)
-                self._client.end_step(self.step, self._left)
-            self._node.line.tell(LastStep(step=self.step))
-            self._finish()
+            self.finish()
 
     def _finish(self) -> None:
         assert self._client is not None
@@ -296,7 +279,7 @@ class Job:
             raise OutsideJob("batches: there is no collection of tables; make the model first")
         self._optimizers = numbered_optimizers(collections)
         self._collections = collections
-        tables, _ = bind_all(collections, self.config.optimizer_rule, self)
+        tables, _ = bind_all(collections, self.config.optimizer_rule, self, self._device)
         kept = {**self._kept}
         for number, optimizer in enumerate(self._optimizers):
             kept.setdefault(f"tables.optimizer{number}", optimizer)

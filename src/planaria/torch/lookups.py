@@ -16,11 +16,12 @@ from torch.autograd.function import once_differentiable
 
 from planaria import kernels
 from planaria.kernels.types import Floats
+from planaria.torch.devices import CPU
 from planaria.torch.features import ArenaFeatures, host_floats
 from planaria.torch.sparse import Prepared, SparseStep
 
-_LEARNS = torch.empty(0, requires_grad=True)
-_LEARNS_NOT = torch.empty(0)
+_LEARNS = torch.empty(0, requires_grad=True, device=CPU)
+_LEARNS_NOT = torch.empty(0, device=CPU)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def single(call: Call) -> tuple[torch.Tensor, ...]:
 class _Pooled(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, call: Call, *weights: torch.Tensor) -> torch.Tensor:
-        result = torch.empty(call.prepared.samples, call.width)
+        result = torch.empty(call.prepared.samples, call.width, device=CPU)
         ctx.call, ctx.on_host = call, [host_floats(one) for one in weights]
         ctx.homes = [one.device for one in weights]
         for at, (_, bags) in enumerate(call.prepared.bags):

@@ -21,7 +21,9 @@ class SparseOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def __init__(self, rule: Optimizer, **hyperparameters: Any) -> None:
         self._rule = rule  # which has checked the numbers
         self._fixed = hyperparameters
-        super().__init__([torch.nn.Parameter(torch.empty(0))], {"lr": rule.lr, **hyperparameters})
+        super().__init__(
+            [torch.nn.Parameter(torch.empty(0, device="cpu"))], {"lr": rule.lr, **hyperparameters}
+        )
 
     @property
     def lr(self) -> float:

@@ -93,8 +93,16 @@ class DataEnded(Control):
     samples: int
 
 
+class LeftLoop(Control):
+    """A script has left its loop after this step. It goes on with other things, and ends the job
+    later, if it does not raise."""
+
+    rank: int
+    step: int
+
+
 class LastStep(Control):
-    """A script has left its loop: no step follows this one."""
+    """A script has ended: no step follows this one, after which it had left its loop."""
 
     step: int
 
@@ -232,6 +240,7 @@ Told: TypeAlias = (
     | Working
     | StepDone
     | Waiting
+    | LeftLoop
     | LastStep
     | SaveWanted
     | HeldOut

@@ -1,0 +1,64 @@
+"""How a script becomes a trainer: of the job that it was started for, or of one of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from planaria.config import Config
+from planaria.errors import ArgumentError, ConfigError, JobOver
+from planaria.torch.alone import start_alone
+from planaria.torch.devices import checked_device
+from planaria.torch.job import Job
+from planaria.trainer.declaring import SETTINGS, SOCKET, Settings
+
+_alone: list[Job] = []  # this process's own job, if it has one
+
+
+def connect(config: Mapping[str, Any] | str | Path | None = None, **overrides: Any) -> Job:
+    """A trainer of a job: of the one that `planaria run` has started this script for, or of a job
+    of its own on this machine.
+
+    config: a YAML file or the same as a dict; overrides: its keys, sections as dicts. What the
+    command line sets comes before both.
+    """
+    given: dict[str, Any] = {}
+    if isinstance(config, str | Path):
+        given = Config.load(Path(config)).to_dict()
+    elif config is not None:
+        given = dict(config)
+    for name, value in overrides.items():
+        both = isinstance(value, Mapping) and isinstance(given.get(name), Mapping)
+        given[name] = {**given[name], **value} if both else value
+    number, world_size = os.environ.get(SOCKET), int(os.environ.get("WORLD_SIZE", "1"))
+    if given.setdefault("trainers", world_size) != world_size:
+        raise ConfigError(
+            f"trainers: the script wants {given['trainers']}, but {world_size} run it; start it "
+            f"with planaria run --set trainers={given['trainers']}"
+        )
+    command = msgspec.json.decode(os.environ.get(SETTINGS, "null"), type=Settings | None)
+    path, sets = (command.path, command.sets) if command else (None, [])
+    base = {**((command and command.base) or {}), **given}
+    while _alone:  # a notebook's cell that is run again
+        with contextlib.suppress(JobOver):
+            _alone.pop().finish()
+    whole = Config.load(Path(path) if path else None, [*sets, f"trainers={world_size}"], base)
+    device = _device_of(whole)
+    if number:
+        return Job(whole, socket.socket(fileno=int(number)), device, alone=False)
+    _alone.append(Job(whole, start_alone(whole), device, alone=True))
+    return _alone[-1]
+
+
+def _device_of(config: Config) -> torch.device:
+    try:
+        return checked_device(config.trainer.device)
+    except ArgumentError as error:
+        raise ConfigError(f"trainer.device: {error}") from None
