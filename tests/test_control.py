@@ -175,15 +175,15 @@ def test_a_trainer_that_computes_is_no_stall() -> None:
         ([LeftLoop(rank=0, step=7), LeftLoop(rank=1, step=8)], "rank 0 .* 7, and rank 1 .* 8;"),
         (
             [LeftLoop(rank=0, step=7), done_by(1, 8)],
-            "trainer:1 is in step 8, but rank 0 .* step 7;",
+            "trainer-1 is in step 8, but rank 0 .* step 7;",
         ),
         (
             [done_by(1, 8), LeftLoop(rank=0, step=7)],
-            "trainer:1 is in step 8, but rank 0 .* step 7;",
+            "trainer-1 is in step 8, but rank 0 .* step 7;",
         ),
         (
             [LeftLoop(rank=0, step=7), Waiting(step=8, places=[0], what="rows")],
-            "trainer:1 is in step 8, but rank 0 .* step 7;",
+            "trainer-1 is in step 8, but rank 0 .* step 7;",
         ),
         ([done_by(1, 7), LeftLoop(rank=0, step=7), LeftLoop(rank=1, step=7)], None),
         ([LeftLoop(rank=0, step=7), done_by(1, 7), LeftLoop(rank=1, step=7)], None),

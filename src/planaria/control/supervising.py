@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from planaria.config import Config
+from planaria.control.leaving import Leaving
 from planaria.coordinator.watch import Watch
 from planaria.wire.control import (
     Finished,
@@ -46,10 +47,6 @@ START_S = 120.0  # a process that starts may say nothing for so long
 MOST_DELAY_S = 30.0  # before another process is started in place of one that could not start
 MOST_BARREN = 5  # so many in a row that end before they are of any use
 LAST_FAILED = 3  # named with their reasons where more is lost than the code bears
-LEAVE_TOGETHER = (
-    "all ranks must leave their loops at the same step: decide by job.step, or by something that "
-    "is equal everywhere"
-)
 GONE_KEPT = 256  # names of ended processes that a new coordinator is told
 # How often one place may fail at one step, by what happened to it.
 PATIENCE: dict[str, int] = {"error": 2, "hung": 3, "signal": 8}
@@ -163,8 +160,7 @@ class SupervisorMachine:
         self._watch = Watch(cluster.heartbeat_limit_ms / 1000, cluster.hang_limit_s)
         self._limit_s = cluster.deadline_s + STALL_S
         self._moved_at = self._now = self._ticked = now
-        self._left: tuple[int, int] | None = None  # a rank that has left its loop, after which step
-        self._furthest = ("", start)  # a trainer that no other is ahead of, and its step
+        self._leaving = Leaving(start)
         self._stalled_at = -1  # the step at which nothing moved last
         self._stalls = 0  # how often, at that step
         self._begin()
@@ -249,15 +245,14 @@ class SupervisorMachine:
                     self._moved()
             case StepDone():
                 self.waiting.pop(member, None)
-                if told.step > self.step:
-                    self.step = told.step
+                self.step = max(self.step, told.step)
                 self._moved()
-                self._on_step_of(member, told.step)
+                self._end(self._leaving.on_step(member, told.step))
             case Waiting():
                 self.waiting[member] = told
-                self._on_step_of(member, told.step)
+                self._end(self._leaving.on_step(member, told.step))
             case LeftLoop():
-                self._on_left(told)
+                self._end(self._leaving.on_left(told))
             case Viewed():
                 self._on_view(told)
             case Silent():
@@ -268,9 +263,9 @@ class SupervisorMachine:
                     self._start(told.role)
             case Finished():
                 self.verdict = self._verdict_of(told)
-            case Rebuilding() | Reloaded() | PartSaved() | HeldOut():
-                self._moved()
-            case ServerHolds() | TrainerHolds():
+            case (
+                Rebuilding() | Reloaded() | PartSaved() | HeldOut() | ServerHolds() | TrainerHolds()
+            ):
                 self._moved()
 
     def heard(self, member: Member, now: float) -> None:
@@ -350,7 +345,8 @@ class SupervisorMachine:
                 self._kill(member, "the others go on without it")
         self._barren["coordinator"] = 0
         self._moved()
-        lacking = self.config.spares - len(self.spares) - self._due_count("server")
+        due = sum(role == "server" for _, role in self._due)
+        lacking = self.config.spares - len(self.spares) - due
         for _ in range(lacking):
             if self._barren["server"] < MOST_BARREN:
                 self._start_later("server")
@@ -398,27 +394,6 @@ class SupervisorMachine:
             )
         else:
             self.notes.append(f"no more spares are started: {MOST_BARREN} in a row have ended")
-
-    def _on_left(self, told: LeftLoop) -> None:
-        rank, step = self._left or (told.rank, told.step)
-        if step != told.step:
-            self._end(
-                f"rank {rank} has left its loop after step {step}, and rank {told.rank} after step "
-                f"{told.step}; {LEAVE_TOGETHER}"
-            )
-        self._left = (told.rank, told.step)
-        self._on_step_of(*self._furthest)
-
-    def _on_step_of(self, who: Member, step: int) -> None:
-        """A step of a trainer that goes on alone would never end."""
-        if step >= self._furthest[1]:
-            self._furthest = (who, step)
-        if self._left is not None and step > self._left[1]:
-            rank, last = self._left
-            self._end(
-                f"{self.who(who)} is in step {step}, but rank {rank} has left its loop after step "
-                f"{last}; {LEAVE_TOGETHER}"
-            )
 
     def _verdict_of(self, told: Finished) -> Verdict:
         if told.failure is None:
@@ -487,9 +462,6 @@ class SupervisorMachine:
         places = ", ".join(f"server:{place}" for place in one.places) or "the other trainers"
         return f"{self.who(trainer)} waits in step {one.step} for {one.what} of {places}"
 
-    def _due_count(self, role: str) -> int:
-        return sum(due == role for _, due in self._due)
-
     # ------------------------------------------------------------------ orders and the end
 
     def _set_orders(self, **changes: object) -> None:
@@ -514,8 +486,9 @@ class SupervisorMachine:
             if child.role == "coordinator" or not child.placed:
                 self.notes.append(f"{member} is killed: {why}")
 
-    def _end(self, sentence: str) -> None:
-        self.verdict = self.verdict or Verdict(sentence)
+    def _end(self, sentence: str | None) -> None:
+        if sentence is not None:
+            self.verdict = self.verdict or Verdict(sentence)
 
 
 def reason_of(ended: Ended) -> str:

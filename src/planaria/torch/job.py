@@ -38,7 +38,7 @@ from planaria.optimizers import Optimizer
 from planaria.torch.alone import start_alone
 from planaria.torch.averaging import DenseGradients
 from planaria.torch.batches import Batches
-from planaria.torch.devices import checked_device
+from planaria.torch.devices import CPU, device_of
 from planaria.torch.features import FeatureTables, bind_all, made_tables
 from planaria.torch.frozen import State
 from planaria.torch.keeping import Keeper, digest, seed_torch
@@ -90,7 +90,7 @@ def connect(config: Mapping[str, Any] | str | Path | None = None, **overrides: A
         with contextlib.suppress(JobOver):
             _alone.pop().finish()
     whole = Config.load(Path(path) if path else None, [*sets, f"trainers={world_size}"], given)
-    device = _device_of(whole)
+    device = device_of(whole)
     if number:
         return Job(whole, socket.socket(fileno=int(number)), device, alone=False)
     _alone.append(Job(whole, start_alone(whole), device, alone=True))
@@ -101,7 +101,7 @@ class Job:
     """This process's part in a job."""
 
     def __init__(
-        self, config: Config, line: socket.socket, device: torch.device, *, alone: bool
+        self, config: Config, line: socket.socket, device: torch.device = CPU, *, alone: bool
     ) -> None:
         self.config = config
         self._alone = alone
@@ -463,13 +463,6 @@ class _Lookups:
 
     def lookup(self, rows: Sequence[Index]) -> list[Floats]:
         return self._job._lookup(rows)
-
-
-def _device_of(config: Config) -> torch.device:
-    try:
-        return checked_device(config.trainer.device)
-    except ArgumentError as error:
-        raise ConfigError(f"trainer.device: {error}") from None
 
 
 def _numbered_optimizers(collections: list[FeatureTables]) -> list[SparseOptimizer]:
