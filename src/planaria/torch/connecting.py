@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from planaria.config import Config
-from planaria.errors import ArgumentError, ConfigError, JobOver
+from planaria.errors import ConfigError, JobOver
 from planaria.torch.alone import start_alone
-from planaria.torch.devices import checked_device
+from planaria.torch.devices import device_of
 from planaria.torch.job import Job
 from planaria.trainer.declaring import SETTINGS, SOCKET, Settings
 
@@ -50,15 +49,8 @@ def connect(config: Mapping[str, Any] | str | Path | None = None, **overrides: A
         with contextlib.suppress(JobOver):
             _alone.pop().finish()
     whole = Config.load(Path(path) if path else None, [*sets, f"trainers={world_size}"], base)
-    device = _device_of(whole)
+    device = device_of(whole)
     if number:
         return Job(whole, socket.socket(fileno=int(number)), device, alone=False)
     _alone.append(Job(whole, start_alone(whole), device, alone=True))
     return _alone[-1]
-
-
-def _device_of(config: Config) -> torch.device:
-    try:
-        return checked_device(config.trainer.device)
-    except ArgumentError as error:
-        raise ConfigError(f"trainer.device: {error}") from None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from planaria.errors import ArgumentError
+from planaria.config import Config
+from planaria.errors import ArgumentError, ConfigError
 
 CPU = torch.device("cpu")
 
@@ -26,3 +27,11 @@ def checked_device(device: torch.device | str) -> torch.device:
             "device 'meta' holds no values; rows are on servers in any case, so leave device out"
         )
     return found
+
+
+def device_of(config: Config) -> torch.device:
+    """That of a job's trainers, in this one."""
+    try:
+        return checked_device(config.trainer.device)
+    except ArgumentError as error:
+        raise ConfigError(f"trainer.device: {error}") from None

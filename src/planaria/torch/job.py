@@ -37,6 +37,7 @@ from planaria.kernels.types import Floats, Index
 from planaria.torch.averaging import DenseGradients
 from planaria.torch.batches import Batches
 from planaria.torch.declared import as_declared, numbered_optimizers
+from planaria.torch.devices import CPU
 from planaria.torch.features import bind_all, made_tables
 from planaria.torch.frozen import State
 from planaria.torch.keeping import Keeper, digest, seed_torch
@@ -62,7 +63,7 @@ class Job:
     """This process's part in a job."""
 
     def __init__(
-        self, config: Config, line: socket.socket, device: torch.device, *, alone: bool
+        self, config: Config, line: socket.socket, device: torch.device = CPU, *, alone: bool
     ) -> None:
         self.config = config
         self._alone = alone
