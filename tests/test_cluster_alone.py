@@ -18,6 +18,8 @@ from cluster_commands import LIMIT_S, wait_for_line
 from cluster_jobs import leaving_nothing, processes_of, wait_until
 from script_jobs import PATIENT, PLAIN, SCRIPTS, run_script
 
+import planaria.torch
+from planaria.errors import ConfigError
 from planaria.trainer.declaring import SETTINGS, Settings
 
 pytestmark = pytest.mark.torch
@@ -118,3 +120,12 @@ def test_an_exception_shows_its_traceback_once(held: list[str]) -> None:
     assert process.returncode == 1
     assert (out + error).count("Traceback (most recent call last)") == 1
     assert "RuntimeError: step 3 is one too many" in error
+
+
+def test_portable_bits_need_variables_that_only_a_new_process_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They were promised, and not kept: torch had chosen its code before."""
+    monkeypatch.delenv("MKL_CBWR", raising=False)
+    with pytest.raises(ConfigError, match=r"planaria run, or with .*MKL_CBWR=COMPATIBLE"):
+        planaria.torch.connect(reproducible="portable")
