@@ -55,6 +55,7 @@ def test_it_learns_although_a_server_is_killed_and_its_job_ends_before_its_kerne
     assert lines[-1] == "the job ended after step 200; 0 servers are left"
 
 
+@pytest.mark.campaign
 def test_a_kernel_that_is_killed_takes_its_job_along(folder: Path) -> None:
     run = notebook()
     client = NotebookClient(run, timeout=LIMIT_S)
@@ -68,6 +69,7 @@ def test_a_kernel_that_is_killed_takes_its_job_along(folder: Path) -> None:
         assert wait_until(lambda: processes_of(folder) == [], 10.0)
 
 
+@pytest.mark.campaign
 def test_its_cells_can_be_run_again_in_the_same_kernel(folder: Path) -> None:
     """In the middle, so that connect has to end the job of before."""
     run = notebook()

@@ -51,6 +51,7 @@ def test_out_and_in_again_is_as_if_it_had_never_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["erasure", "checkpoint"])
+@pytest.mark.campaign
 def test_a_model_from_elsewhere_is_protected_from_its_first_step_on(
     tmp_path: Path, strategy: str
 ) -> None:
@@ -79,6 +80,7 @@ def digest(array: Any) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
 
 
+@pytest.mark.campaign
 def test_a_script_goes_on_with_what_it_kept_and_with_tables_of_others(tmp_path: Path) -> None:
     sets = (*PLAIN_SCRIPT, "trainers=1")
     first = run_script(tmp_path, "rows.py", sets=(*sets, f"checkpoint.path={tmp_path / 'first'}"))

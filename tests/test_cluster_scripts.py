@@ -43,6 +43,7 @@ def test_killing_a_server_the_trainer_and_the_coordinator_changes_no_bit() -> No
     assert run.said[-1] == "rank 0 is through after step 30"
 
 
+@pytest.mark.campaign
 def test_a_batch_that_takes_long_is_no_death_and_a_server_is_repaired_meanwhile() -> None:
     limits = ("trainers=1", "cluster.heartbeat_limit_ms=2000", "script.spares=0")
     plan = [Blow(9, ("server:1",), delay_ms=500)]

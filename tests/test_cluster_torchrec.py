@@ -83,6 +83,7 @@ def in_torchrec_alone(name: str, exported: Path, dense: dict[str, Any]) -> torch
 
 @pytest.mark.usefixtures("_one_thread")
 @pytest.mark.parametrize("name", ["DLRM", "DLRM_DCN"])
+@pytest.mark.campaign
 def test_what_their_model_learns_under_kills_predicts_the_same_in_torchrec_alone(
     name: str, tmp_path: Path
 ) -> None:
