@@ -1,7 +1,7 @@
 """A model of one's own, in a loop of one's own, on Planaria. Its twin in plain torch is
 own_loop_plain.py; a test counts the lines in which the two differ.
 
-    planaria run --kill server:any@100 examples/own_loop.py
+    planaria run --kill server:any@50 examples/own_loop.py
 """
 
 import torch
@@ -48,4 +48,4 @@ for user, tags, clicked in batches:
     loss.backward()
     optimizer.step()
     losses.append(loss.item())
-print(f"mean loss of the last 50 steps: {sum(losses[-50:]) / len(losses[-50:]):.4f}")
+print(f"mean loss of the last 50 steps: {sum(losses[-50:]) / max(len(losses[-50:]), 1):.4f}")

@@ -41,4 +41,4 @@ for user, tags, clicked in batches:
     loss.backward()
     optimizer.step()
     losses.append(loss.item())
-print(f"mean loss of the last 50 steps: {sum(losses[-50:]) / len(losses[-50:]):.4f}")
+print(f"mean loss of the last 50 steps: {sum(losses[-50:]) / max(len(losses[-50:]), 1):.4f}")

@@ -142,6 +142,7 @@ def train(
     """
     _check_report(report)
     given, notes = _read(config, sets, resume)
+    _check_early(given, kill, freeze, resume)
     with _trainers(given) as (job, scripts):
         schedule = _schedule(job, kill, freeze)
         start = _find_start(job, resume)
@@ -226,6 +227,7 @@ def run_command(
     if not script.is_file():
         leave(EXIT_CONFIG, f"{script}: expected a Python file, but there is none")
     given, _ = _read(config, sets)
+    _check_early(given, kill, freeze, resume)
     settings = Settings(str(config) if config else None, sets or [])
     with _trainers(given, [str(script), *(arguments or ())], settings) as (job, scripts):
         schedule = _schedule(job, kill, freeze)
@@ -335,11 +337,26 @@ def _read(
         leave(EXIT_CONFIG, str(error))
 
 
+def _check_early(
+    given: Config, kill: list[str] | None, freeze: list[str] | None, resume: bool
+) -> None:
+    """What is wrong whatever a script declares: before it is waited for."""
+    try:
+        _parse(kill, freeze)
+    except ConfigError as error:
+        leave(EXIT_CONFIG, str(error))
+    if not given.is_built_in and not resume:
+        _find_start(given, resume)
+
+
+def _parse(kill: list[str] | None, freeze: list[str] | None) -> list[Fault]:
+    faults: list[Fault] = [parse_kill(text) for text in kill or ()]
+    return faults + [parse_freeze(text) for text in freeze or ()]
+
+
 def _schedule(job: Config, kill: list[str] | None, freeze: list[str] | None) -> list[Fault]:
     try:
-        faults: list[Fault] = [parse_kill(text) for text in kill or ()]
-        faults += [parse_freeze(text) for text in freeze or ()]
-        return resolve(faults, job)
+        return resolve(_parse(kill, freeze), job)
     except ConfigError as error:
         leave(EXIT_CONFIG, str(error))
 

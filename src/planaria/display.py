@@ -143,6 +143,8 @@ def show_report(console: Console, report: dict[str, Any]) -> None:
         ("samples_per_s", "samples/s", ",.0f"),
     ):
         value = report[name]
+        if value is None and name != "samples_per_s":
+            continue  # of a script, unless it told
         table.add_row(label, "-" if value is None else format(value, form))
     megabytes = (report["bytes_records"] / 1e6, report["bytes_parity"] / 1e6)
     table.add_row("memory", f"{megabytes[0]:,.1f} MB records, {megabytes[1]:,.1f} MB parity")

@@ -142,6 +142,12 @@ def _write(
     else:
         schema, left_out = suggest(columns, label, opened.delimiter)
         lines += [f"Left out: {name}, because {why}." for name, why in left_out.items()]
+        (values,) = (one.counts.distinct for one in columns if one.name == schema.label)
+        if values > 2:
+            lines.append(
+                f"{schema.label} has {values} values, and planaria train learns 0 and 1: "
+                "positive_from says from which value on it is a 1."
+            )
     try:
         schema.save(path, "\n".join(lines))
     except OSError as error:
@@ -154,6 +160,7 @@ def _write_job(path: Path, files: str, schema: Path, rows: int) -> None:
     data = {"source": "files", "path": files, "schema": str(schema), "epochs": 1}
     values = {"batch": batch, "data": data, "model": {"name": "dlrm", "dim": 16}}
     text = f"# Start it: planaria train {path}\n{yaml.safe_dump(values, sort_keys=False)}"
+    text += "# checkpoint: {path: checkpoints}  # for planaria predict and planaria export\n"
     try:
         write_atomically(path.resolve(), text.encode())
     except OSError as error:

@@ -31,7 +31,7 @@ def export_command(
         bool, typer.Option("--optimizer", help="What optimizers keep for each row as well.")
     ] = False,
 ) -> None:
-    """Write a trained model out of its checkpoint, as files for NumPy, torch or safetensors.
+    """Write a trained model out of its checkpoint, for NumPy, torch, safetensors or DCP.
 
     OUT gets tables/NAME.npy, float32[rows, dim], or tables.pt, or tables.safetensors; the weights
     and biases of both MLPs in dense.npz, or dense.pt, or dense.safetensors; of a script's job, what

@@ -232,7 +232,7 @@ class Scripts:
 
     def declare(self) -> Declaration:
         """Waits until all trainers have reached their first batch, and agree."""
-        told = time.monotonic()
+        began = told = time.monotonic()
         first_ranks = self._waiting[: self.trainers]
         while missing := [one for one in first_ranks if one.declared is None]:
             for script in missing:
@@ -243,7 +243,8 @@ class Scripts:
                 told = time.monotonic()
                 ranks = ", ".join(str(one.rank) for one in missing)
                 whose = "trainers'" if self._ours else "script's"
-                self.say(f"waiting for the {whose} first batch: rank {ranks}")
+                waited = f"{told - began:.0f} s"
+                self.say(f"waiting for the {whose} first batch, {waited} so far: rank {ranks}")
             self.show()
             time.sleep(POLL_S)
         first, *others = (one.declared for one in first_ranks)
@@ -258,9 +259,11 @@ class Scripts:
     def _give_up(self, script: Process) -> None:
         code = script.wait()
         script.look()
-        if script.raised and self._ours:
+        if script.raised and self._is_sentence(script):
             raise ConfigError(script.raised.rstrip())
         self.show()
+        if script.raised:
+            raise ClusterError(f"{self.command[0]} has raised an exception before its first batch")
         what = f"ended with code {code}" if code else "ended"
         raise ClusterError(
             f"rank {script.rank} of {self.command[0]} {what} before its first batch; a script "
@@ -285,6 +288,8 @@ class Scripts:
             if script.rank == (SPARE if rank is None else rank):
                 return script
         ready = [one for one in alive if one.declared is not None]
+        if not ready and self.declared is not None:
+            self.say("no spare trainer is ready: one is waited for, up to its first batch")
         return (ready or alive or [self._start(SPARE if rank is None else rank)])[0]
 
     def tend(self) -> None:
@@ -332,16 +337,24 @@ class Scripts:
             if not self._raised and script.poll() is not None:
                 script.wait()
                 script.look()
-                if script.raised and not self._ours:  # the command ends with what ours says
+                if script.raised and self._is_shown(script) and not self._is_sentence(script):
                     self._raised = True  # the others' are alike, and in their logs
                     for line in script.raised.splitlines():
                         script.lines.put(line)
                 self._show_lines(script)
 
+    def _is_shown(self, script: Process) -> bool:
+        """A spare that is not needed so far has nothing to say."""
+        return script in self._placed or script.rank != SPARE
+
+    def _is_sentence(self, script: Process) -> bool:
+        """What our own script ends with is said by the command."""
+        return self._ours and "\n" not in script.raised.rstrip()
+
     def _show_lines(self, script: Process) -> None:
         while not script.lines.empty():
             line = script.lines.get()
-            if script in self._placed or script.rank != SPARE:
+            if self._is_shown(script):
                 self.say(f"[rank {script.rank}] {line}" if self.trainers > 1 else line)
 
     def see_out(self) -> int:

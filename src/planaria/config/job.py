@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from glob import glob
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -34,6 +35,7 @@ from planaria.config.kinds import (
 )
 from planaria.config.optimizer import MAX_STEPS, OptimizerConfig
 from planaria.config.text import read_file, read_override
+from planaria.data.presets import PRESETS
 from planaria.data.split import MAX_SHARE
 from planaria.errors import ConfigError
 from planaria.layout import Layout
@@ -373,12 +375,19 @@ def _with_fitting_model(config: Config, reading: Reading) -> Config:
 
 def _missing_data(config: Config, unsure: Collection[str]) -> list[str]:
     """Only where the job is started: a configuration travels to machines without the data."""
-    source, path = config.data.source, config.data.path
-    if source != "criteo" or path is None or {"data.source", "data.path"} & set(unsure):
-        return []  # files may be a folder or a pattern, which is looked at when it is read
-    if Path(path).is_file():
+    source, path, schema = config.data.source, config.data.path, config.data.schema
+    if source not in ("criteo", "files") or {"data.source", "data.path", "data.schema"} & set(
+        unsure
+    ):
         return []
-    return [f"data.path: expected a file, but {path!r} does not exist or is none"]
+    problems, here = [], f"here, in {Path.cwd()}"
+    if source == "criteo" and path is not None and not Path(path).is_file():
+        problems.append(f"data.path: expected a file, but {path!r} does not exist or is none")
+    if source == "files" and path is not None and not (Path(path).exists() or glob(path)):
+        problems.append(f"data.path: expected files, but there are no {path!r} {here}")
+    if schema is not None and schema not in PRESETS and not Path(schema).is_file():
+        problems.append(f"data.schema: expected a file, but there is no {schema!r} {here}")
+    return problems
 
 
 def _is_loopback(host: str) -> bool:

@@ -46,7 +46,10 @@ def suggest(
             sparse.append(_sparse(column))
             if column.many:
                 many[column.name] = column.items
-    return Schema(label, tuple(sparse), tuple(dense), delimiter=delimiter), left_out
+    (learnt,) = (column for column in columns if column.name == label)
+    rated = 4.0 if learnt.counts.distinct > 2 and label.lower() == "rating" else None
+    schema = Schema(label, tuple(sparse), tuple(dense), positive_from=rated, delimiter=delimiter)
+    return schema, left_out
 
 
 def _label(columns: Sequence[ColumnSurvey]) -> str:

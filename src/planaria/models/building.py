@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -114,6 +116,8 @@ def table_configs(schema: Schema, dim: int) -> list[EmbeddingBagConfig]:
 def make_model(config: Config, schema: Schema, collection: nn.Module) -> nn.Module:
     """Of the name in the configuration, with its layers; a user's class has layers of its own."""
     model, dense = config.model, len(schema.dense)
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # last: what lies there must not pass for one of our modules
     made = load_model(model.name)
     sizes: dict[str, Any] = {}
     if model.name in ("dlrm", "dcn_v2"):
@@ -158,6 +162,16 @@ def as_tensors(samples: Samples) -> tuple[torch.Tensor, KeyedJaggedTensor, torch
         stride=len(samples),
     )
     return torch.from_numpy(samples.dense), features, torch.from_numpy(samples.labels)
+
+
+def one_each(logits: torch.Tensor) -> torch.Tensor:
+    """What a model gives for a batch, as [B]."""
+    if logits.ndim == 1 or logits.shape[1:] == (1,):
+        return logits.reshape(-1)
+    raise ConfigError(
+        "model.name: forward must give a logit for each sample, [B] or [B, 1], not "
+        f"{list(logits.shape)}"
+    )
 
 
 def is_weighted(schema: Schema) -> bool:

@@ -7,31 +7,31 @@ a loop over `job.batches`, with nothing that others could not write.
 from __future__ import annotations
 
 import math
-import os
-import sys
 
 import torch
 from torch import nn
 
+from planaria.data import Samples
 from planaria.data.metrics import RecentQuality
 from planaria.data.source import sample_range
+from planaria.errors import DataError
 from planaria.models.building import (
     Readable,
     as_tensors,
     is_weighted,
     make_model,
     make_optimizer,
+    one_each,
     open_data,
     table_configs,
 )
-from planaria.torch import EmbeddingBagCollection, Job, connect
+from planaria.torch import EmbeddingBagCollection, Job, KeyedJaggedTensor, connect
 
 QUALITY_SAMPLES = 16_384  # the last ones, over which it is measured while training
 JUDGED_SAMPLES = 16_384  # at a time
 
 
 def main() -> None:
-    sys.path.append(os.getcwd())  # last: what lies there must not pass for one of our modules
     job = connect()
     config = job.config
     data = open_data(config)
@@ -51,14 +51,14 @@ def main() -> None:
         epochs=config.data.epochs or 1,
         steps=steps,
         shuffle=config.data.source == "files" and config.data.shuffle == "on",
-        collate_fn=as_tensors,
+        collate_fn=clicks,
         workers=1,
     )
     for dense, features, labels in batches:
         step, last = job.step + 1, job.config.steps
         for group in optimizer.param_groups:
             group["lr"] = job.config.lr(step)
-        logits = model(dense.to(device), features)
+        logits = one_each(model(dense.to(device), features))
         loss = nn.functional.binary_cross_entropy_with_logits(logits, labels.to(device))
         optimizer.zero_grad()
         loss.backward()
@@ -73,6 +73,17 @@ def main() -> None:
             judge(job, model, data.held_out)
 
 
+def clicks(samples: Samples) -> tuple[torch.Tensor, KeyedJaggedTensor, torch.Tensor]:
+    """What a chance can be learnt from."""
+    wrong = samples.labels[(samples.labels != 0) & (samples.labels != 1)]
+    if len(wrong):
+        raise DataError(
+            f"a label is {wrong[0]:g}; expected 0 or 1: positive_from in the schema says from "
+            "which value on it is a 1"
+        )
+    return as_tensors(samples)
+
+
 def judge(job: Job, model: nn.Module, held_out: Readable) -> None:
     """The trained model on this rank's part of the held-out samples, some at a time."""
     start, count = sample_range(1, job.rank, job.world_size, held_out.samples or 0)
@@ -81,7 +92,8 @@ def judge(job: Job, model: nn.Module, held_out: Readable) -> None:
             wanted = min(JUDGED_SAMPLES, count - first)
             dense, features, labels = as_tensors(held_out.read(start + first, wanted))
             if len(labels):
-                job.judge(first, labels, model(dense.to(job.config.trainer.device), features))
+                logits = one_each(model(dense.to(job.config.trainer.device), features))
+                job.judge(first, labels, logits)
             if len(labels) < wanted:
                 return
 

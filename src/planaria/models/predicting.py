@@ -27,7 +27,14 @@ from planaria.errors import ConfigError, DataError
 from planaria.exporting import export
 from planaria.files import write_atomically
 from planaria.kernels.types import Floats
-from planaria.models.building import as_tensors, find_schema, is_weighted, make_model, table_configs
+from planaria.models.building import (
+    as_tensors,
+    find_schema,
+    is_weighted,
+    make_model,
+    one_each,
+    table_configs,
+)
 from planaria.torch import EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
 from planaria.torch.frozen import unpack
 
@@ -126,7 +133,7 @@ class Predictor:
         with open_source(paths, schema) as source, torch.no_grad():
             for first in range(0, source.samples, SCORED_SAMPLES):
                 dense, features, labels = as_tensors(source.read(first, SCORED_SAMPLES))
-                logits = self.model(dense, features).numpy()
+                logits = one_each(self.model(dense, features)).numpy()
                 yield Scores(logits, labels.numpy() if schema.label else None)
 
 

@@ -27,12 +27,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import log_into
 from planaria.cluster.trainer_node import TrainerNode
 from planaria.config import Config
-from planaria.errors import ArgumentError, ConfigError, JobOver, OutsideJob, StateError
+from planaria.errors import ArgumentError, ConfigError, JobOver, OutsideJob
 from planaria.kernels.types import Floats, Index
 from planaria.torch.averaging import DenseGradients
 from planaria.torch.batches import Batches
@@ -42,9 +43,9 @@ from planaria.torch.features import bind_all, made_tables
 from planaria.torch.frozen import State
 from planaria.torch.keeping import Keeper, digest, seed_torch
 from planaria.torch.looking_ahead import Ahead, find_features
-from planaria.torch.optimizers import SparseOptimizer
 from planaria.torch.routed import JobRouter
 from planaria.torch.sparse import SparseStep
+from planaria.torch.watching import OptimizerWatch
 from planaria.trainer.client import Client
 from planaria.trainer.declaring import (
     MOST_BYTES,
@@ -286,7 +287,7 @@ class Job:
             kept.setdefault(f"tables.optimizer{number}", optimizer)
         self._keeper = Keeper(kept)
         self._dense = DenseGradients(self._kept.values())
-        self._check_optimizers()
+        self._watch = OptimizerWatch(self._kept, self._dense.parameters)
         self._steps = batches.steps
         first = find_features(batches.batch(1), collections)
         declaration = Declaration(
@@ -301,18 +302,6 @@ class Job:
         )
         assignment = self._declare(declaration)
         self._join(assignment)
-
-    def _check_optimizers(self) -> None:
-        """What they change must be kept too, or it would not be exact, and nobody would know."""
-        averaged = {id(one) for one in self._dense.parameters}
-        for name, one in self._kept.items():
-            if isinstance(one, torch.optim.Optimizer) and not isinstance(one, SparseOptimizer):
-                changed = [p for group in one.param_groups for p in group["params"]]
-                if any(p.requires_grad and id(p) not in averaged for p in changed):
-                    raise StateError(
-                        f"keep: {name} changes parameters of no module that is kept; keep the "
-                        "model as well"
-                    )
 
     def _declare(self, declaration: Declaration) -> Assignment:
         self._line.send(encode(declaration))
@@ -336,9 +325,15 @@ class Job:
         if self._node.beginning.restores or self.step or part.rank is None:
             self._keeper.thaw(state)
         self._client = client
+        register_optimizer_step_pre_hook(self._before_optimizer)
         if self.world_size > 1:
             for parameter in self._dense.parameters:
                 parameter.register_post_accumulate_grad_hook(lambda _: self._on_backward())
+
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Any of this process is about to step."""
+        if self._now is not None:
+            self._watch.before_step(optimizer)
 
     def _mean_loss(self) -> float | None:
         """Of the last steps, as far as the script has told."""
