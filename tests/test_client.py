@@ -89,9 +89,9 @@ def calling(talker: Talker) -> Iterator[Callable[..., Future[Any]]]:
             talker.client.end("the test is over")
 
 
-def wait_until_waiting(client: Client) -> None:
+def wait_until_waiting(client: Client, callers: int = 1) -> None:
     until = time.monotonic() + LIMIT_S
-    while not client.waits:
+    while client.waits < callers:
         assert time.monotonic() < until
         time.sleep(0.001)
 
@@ -127,6 +127,24 @@ def test_a_step_of_two_threads() -> None:
     ]
     assert DenseCopy in kinds  # server:0 keeps one, since there is one trainer
     assert talker.wakes > 0
+
+
+def test_each_of_two_callers_gets_its_own_rows() -> None:
+    """The second to wait was given the first one's, and the first waited for ever."""
+    talker = Talker()
+    client, found = talker.client, ThreadPoolExecutor(2)
+    talker.install()
+    for part, rows in enumerate((1, 3)):
+        client.ask(1, part, {0: [np.arange(rows, dtype=np.int64)]})
+    with found:
+        try:
+            both = [found.submit(client.rows, 1, part) for part in range(2)]
+            wait_until_waiting(client, 2)
+            talker.answer(1, 1, rows=3)
+            talker.answer(1, 0, rows=1)
+            assert [len(one.result(LIMIT_S)[0][0]) for one in both] == [1, 3]
+        finally:
+            client.end("the test is over")
 
 
 def test_a_new_trainer_waits_for_the_state_of_the_committed_step() -> None:

@@ -19,6 +19,7 @@ from cluster_jobs import leaving_nothing, processes_of, wait_until
 from script_jobs import PATIENT, PLAIN, SCRIPTS, run_script
 
 import planaria.torch
+from planaria.checkpoints import list_checkpoints
 from planaria.errors import ConfigError
 from planaria.trainer.declaring import SETTINGS, Settings
 
@@ -43,7 +44,10 @@ def folder() -> Iterator[Path]:
 
 @contextmanager
 def started_alone(
-    *words: str, sets: Sequence[str] = PROTECTED, script: str = "loop.py"
+    *words: str,
+    sets: Sequence[str] = PROTECTED,
+    script: str = "loop.py",
+    cwd: Path | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
     """`python script.py`, in a session of its own, as in a terminal of its own."""
     without_threads = {n: v for n, v in os.environ.items() if not n.endswith("_NUM_THREADS")}
@@ -55,6 +59,7 @@ def started_alone(
         text=True,
         env={**without_threads, SETTINGS: settings},
         start_new_session=True,
+        cwd=cwd,
     ) as process:
         try:
             yield process
@@ -90,6 +95,15 @@ def test_it_learns_what_it_learns_under_planaria_run_although_a_server_is_killed
     assert len(losses(out)) == 30
     assert losses(out) == losses(under_run.out)
     assert out.endswith("rank 0 is through after step 30\n")
+
+
+def test_its_model_is_saved_where_it_was_started_wherever_it_goes(tmp_path: Path) -> None:
+    """Servers, in another folder, took a relative path for another one, and nobody noticed."""
+    saves = (*PROTECTED, "checkpoint.path=saved")
+    with started_alone("move", sets=saves, cwd=tmp_path) as process:
+        _, error = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, error) == (0, "")
+    assert [one.step for one in list_checkpoints(tmp_path / "saved")] == [30]
 
 
 def test_a_user_who_thinks_is_not_taken_for_hung() -> None:

@@ -117,11 +117,20 @@ def test_bad_use_in_the_loop_gets_a_sentence_and_training_goes_on() -> None:
         "a second backward": "do several of them within job.accumulate()",
         "a late collection": "make collections before the first batch",
         "an id in evaluation": "has no row",
+        "an optimizer that is not kept": "call job.keep(model=model, optimizer=optimizer)",
+        "labels that do not fit": "labels and logits must both be [samples]",
         "a forward after the loop": "predict within job.evaluate()",
         "a second loop": "a job has one loop; give it epochs",
     }
     assert {what for what, says in expected.items() if says not in sentences.get(what, "")} == set()
     assert (run.code, run.report["steps"]) == (0, 4)
+    assert run.report["loss"] == 0.5
+
+
+def test_a_backward_that_has_raised_is_not_gone_on_with() -> None:
+    """Its gradients are not averaged, and ranks would go different ways."""
+    with pytest.raises(ClusterError, match="a backward of step 3 has raised"):
+        ScriptRun("loop.py", "caught=3", sets=(*PLAIN, "trainers=2"))
 
 
 def test_a_script_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def line() -> Iterator[Line]:
 
 @pytest.fixture
 def job(line: Line) -> Job:
-    return Job(Config.load(None, ["trainers=1"]), line.theirs, alone=False)
+    return Job(Config.load(None, ["trainers=1"]), line.theirs)
 
 
 class Ids(torch.utils.data.Dataset):  # type: ignore[misc]
@@ -231,7 +231,7 @@ def test_trainers_that_start_from_other_values_disagree_and_spares_may(
     one = made_by(job, line, 1)
     other = Line()
     with other.ours, other.theirs:
-        two = made_by(Job(job.config, other.theirs, alone=False), other, 2)
+        two = made_by(Job(job.config, other.theirs), other, 2)
     assert "call torch.manual_seed()" in difference(one, two, begins=True)
     assert difference(one, two) == ""
     assert difference(one, one, begins=True) == ""

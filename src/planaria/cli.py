@@ -186,14 +186,10 @@ def _show_line(line: str) -> None:
 
 def _leave_if_unsaved(run: JobRun, found: dict[str, Any], report: Path | None) -> None:
     """The job is done; what it was for must be there as well."""
-    job, start = run.config, run.start
     if unwritten := _write(report, found):
         leave(EXIT_FAILED, f"the run is done, but {unwritten}{run.way_back()}")
-    if job.saves_last_step and start.step < job.steps:
-        saves = [save for save in found["checkpoints"] if save["step"] == job.steps]
-        if all("failed" in save for save in saves):
-            why = saves[-1]["failed"] if saves else "nobody told of it"
-            leave(EXIT_FAILED, f"the trained model was not saved: {why}{run.way_back()}")
+    if problem := run.unsaved(found):
+        leave(EXIT_FAILED, problem)
 
 
 @app.command(

@@ -4,12 +4,16 @@ two_epochs   shuffled data, twice; without it, once
 stop=N       leaves the loop in step N
 held         has a name for the loop, so that it is there until the script ends
 raise=N      raises in step N, on every rank
+caught=N     goes on after a backward that has raised in step N
+move         goes to another folder in step 3
 sleep=N:S    computes for S seconds in step N
 apart=N      leaves the loop in step N + its rank
 say          prints every loss, exactly
 unkept       learns something that is neither kept nor the same on all ranks
 """
 
+import contextlib
+import os
 import sys
 import time
 
@@ -22,6 +26,7 @@ import planaria.torch
 wanted = dict(word.partition("=")[::2] for word in sys.argv[1:])
 stop, fails = int(wanted.get("stop", -1)), int(wanted.get("raise", -1))
 apart = int(wanted.get("apart", -99))
+caught = int(wanted.get("caught", -1))
 sleeps, _, seconds = wanted.get("sleep", "-1:0").partition(":")
 
 job = planaria.torch.connect(seed=7)
@@ -63,7 +68,14 @@ for dense, bags, ids, liked in held or batches():
     if step == int(sleeps):
         print(f"step {step} takes long", flush=True)
         time.sleep(float(seconds))
+    if step == 3 and "move" in wanted:
+        os.chdir("/")
     optimizer.zero_grad()
+    if step == caught:
+        with contextlib.suppress(ZeroDivisionError):
+            leaf = dense.clone().requires_grad_()
+            leaf.register_hook(lambda _: 1 // 0)
+            loss_of(model(leaf, bags, ids), liked).backward()
     with job.accumulate():
         loss = loss_of(model(dense, bags, ids), liked)
         loss.backward()

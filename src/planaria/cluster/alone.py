@@ -63,7 +63,9 @@ def supervise(number: int, pid: int) -> int:
         try:
             config = Config.from_dict(job_of(script.declare()))
             resume = config.script.resume == "on"
-            JobRun(config, start=find_start(config, resume=resume), scripts=script).run()
+            run = JobRun(config, start=find_start(config, resume=resume), scripts=script)
+            if problem := run.unsaved(run.run()):
+                raise ClusterError(problem)
         except PlanariaError as error:
             script.refuse(str(error))
             print(f"planaria: {error}", file=sys.stderr, flush=True)

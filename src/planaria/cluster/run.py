@@ -211,6 +211,17 @@ class JobRun:
         self._processes.emit("", RolledBack(lost_at, back, failure))
         return Beginning(self.job, back, self.start.imported and back == 0)
 
+    def unsaved(self, report: dict[str, Any]) -> str:
+        """Why the trained model is not where it should be, though the job is done; "" if it is."""
+        steps = self.config.steps
+        if not self.config.saves_last_step or self.start.step >= steps:
+            return ""
+        saves = [save for save in report["checkpoints"] if save["step"] == steps]
+        if any("failed" not in save for save in saves):
+            return ""
+        why = saves[-1]["failed"] if saves else "nobody told of it"
+        return f"the trained model was not saved: {why}{self.way_back()}"
+
     def _close(self, archive: Archive | None, *, goes_on: bool = False) -> None:
         """What is being published is waited for; what is not whole now never will be."""
         now = time.monotonic()

@@ -16,20 +16,20 @@ from planaria.exactness import PORTABLE
 OF_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def start_alone(config: Config) -> socket.socket:
+def start_alone(config: Config) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Starts a supervisor for the job; returns the line to it, which ends with this process."""
     _settle(config)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     number = str(theirs.fileno())
     with theirs:
-        subprocess.Popen(
+        supervisor = subprocess.Popen(
             [sys.executable, "-P", "-m", "planaria.cluster", "alone", number, str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # what goes wrong is said on standard error
             pass_fds=[theirs.fileno()],
             start_new_session=True,  # Ctrl-C is for this process
         )
-    return ours
+    return ours, supervisor
 
 
 def _settle(config: Config) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,12 @@ def connect(config: Mapping[str, Any] | str | Path | None = None, **overrides: A
         with contextlib.suppress(JobOver):
             _alone.pop().finish()
     whole = Config.load(Path(path) if path else None, [*sets, f"trainers={world_size}"], base)
+    if whole.checkpoint.path is not None and "://" not in whole.checkpoint.path:
+        # All processes must mean the same one, wherever they are, or the script goes.
+        folder = str(Path(whole.checkpoint.path).absolute())
+        whole = replace(whole, checkpoint=replace(whole.checkpoint, path=folder))
     device = device_of(whole)
     if number:
-        return Job(whole, socket.socket(fileno=int(number)), device, alone=False)
-    _alone.append(Job(whole, start_alone(whole), device, alone=True))
+        return Job(whole, socket.socket(fileno=int(number)), device=device)
+    _alone.append(Job(whole, *start_alone(whole), device=device))
     return _alone[-1]

@@ -17,10 +17,12 @@ import atexit
 import contextlib
 import os
 import socket
+import subprocess
 import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from planaria.cluster.files import JobFiles
 from planaria.cluster.node import log_into
 from planaria.cluster.trainer_node import TrainerNode
 from planaria.config import Config
-from planaria.errors import ArgumentError, ConfigError, JobOver, OutsideJob
+from planaria.errors import ArgumentError, ClusterError, ConfigError, JobOver, OutsideJob
 from planaria.kernels.types import Floats, Index
 from planaria.torch.averaging import DenseGradients
 from planaria.torch.batches import Batches
@@ -64,10 +66,16 @@ class Job:
     """This process's part in a job."""
 
     def __init__(
-        self, config: Config, line: socket.socket, device: torch.device = CPU, *, alone: bool
+        self,
+        config: Config,
+        line: socket.socket,
+        supervisor: subprocess.Popen[bytes] | None = None,
+        *,
+        device: torch.device = CPU,
     ) -> None:
+        """supervisor: of a job that this process has started itself, and is the only trainer of."""
         self.config = config
-        self._alone = alone
+        self._supervisor = supervisor
         self._device = device
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0"))
@@ -174,8 +182,9 @@ class Job:
         self, loss: float, auc: float | None = None, normalized_entropy: float | None = None
     ) -> None:
         """What this step is to be shown and reported with. Rank 0's are those of the job."""
-        self._in_step("log").figures = (loss, auc, normalized_entropy)
-        self._losses.append(loss)
+        told = (loss, auc, normalized_entropy)
+        self._in_step("log").figures = tuple(None if one is None else float(one) for one in told)
+        self._losses.append(float(loss))
 
     def judge(self, first: int, labels: torch.Tensor, logits: torch.Tensor) -> None:
         """Held-out samples, as the trained model predicts them: the report has their AUC.
@@ -184,6 +193,9 @@ class Job:
         again tells of none twice.
         """
         self._in_step("judge")
+        if labels.ndim != 1 or labels.shape != logits.shape:
+            shapes = f"{list(labels.shape)} and {list(logits.shape)}"
+            raise ArgumentError(f"judge: labels and logits must both be [samples], not {shapes}")
         held_out = HeldOut(
             rank=self.rank,
             first=first,
@@ -268,6 +280,8 @@ class Job:
         self._now = None
         self._client.finish()
         self._node.join()
+        if self._supervisor is not None and self._supervisor.wait():
+            raise ClusterError("the job has not ended well; its supervisor has said why")
 
     def _begin(self, batches: Batches, batch_size: int) -> None:
         """Declares this trainer, and waits for its part in the job."""
@@ -316,7 +330,9 @@ class Job:
     def _join(self, part: Assignment) -> None:
         files = JobFiles(Path(part.folder))
         log_into(files.log(part.member))
-        self._node = TrainerNode(files, part.member, self._line.fileno(), outlives=self._alone)
+        self._node = TrainerNode(
+            files, part.member, self._line.fileno(), outlives=self._supervisor is not None
+        )
         config = self.config = self._node.config
         self._dims = [arena.dim for arena in config.arenas]
         self._router = JobRouter(config)
@@ -333,6 +349,7 @@ class Job:
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Any of this process is about to step."""
         if self._now is not None:
+            self._now.check_backward()
             self._watch.before_step(optimizer)
 
     def _mean_loss(self) -> float | None:
@@ -357,6 +374,7 @@ class Job:
     def _end_step(self) -> None:
         assert self._client is not None
         now = self._in_step("the end of a step")
+        now.check_backward()
         if not now.pushed:
             self._sync()
         self._tell_of(now)
@@ -424,9 +442,9 @@ class Job:
         now = self._in_step("forward")
         routed = self._router.route(rows)
         step = now.step + 1 if now.pushed else now.step
-        now.parts += 1
-        self._client.ask(step, now.parts, routed.rows)
-        return routed.gather(self._client.rows(step, now.parts))
+        part = next(now.parts)
+        self._client.ask(step, part, routed.rows)
+        return routed.gather(self._client.rows(step, part))
 
     def _ask_ahead(self, step: int) -> Callable[[list[Index]], Any]:
         def ask(rows: list[Index]) -> Any:
@@ -455,9 +473,16 @@ class _Step:
         self.backwards = 0
         self.called = False  # the end of a backward is waited for
         self.pushed = False  # its gradients have left
+        self.parts = count(1)  # numbers of lookups, beside the one that went ahead
         self.rows: list[int] = []  # of those gradients, by place
-        self.figures: tuple[float | None, float | None, float | None] = (None, None, None)
-        self.parts = 0  # lookups so far, beside the one that went ahead
+        self.figures: tuple[float | None, ...] = (None, None, None)
+
+    def check_backward(self) -> None:
+        if self.called:
+            raise OutsideJob(
+                f"a backward of step {self.step} has raised: what it has left is neither whole nor "
+                "gone; let its exception end the script"
+            )
 
 
 class _Lookups:

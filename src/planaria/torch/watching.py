@@ -21,6 +21,7 @@ class OptimizerWatch:
         keep = [one for one in kept.values() if not isinstance(one, LRScheduler)]
         inside = [found for one in keep for found in getattr(one, "__dict__", {}).values()]
         self._kept = {id(one) for one in (*keep, *inside)}
+        self._keeps_one = any(isinstance(one, torch.optim.Optimizer) for one in (*keep, *inside))
         for name, one in kept.items():
             if isinstance(one, torch.optim.Optimizer) and not self._changes_what_is_kept(one):
                 raise StateError(
@@ -29,15 +30,22 @@ class OptimizerWatch:
                 )
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if id(optimizer) not in self._kept or not self._changes_what_is_kept(optimizer):
-            raise StateError(
-                f"{type(optimizer).__name__} steps in the loop, but it or what it changes is not "
-                "kept: ranks would go different ways, and nothing would be exact after a failure; "
-                "call job.keep(model=model, optimizer=optimizer) before the loop"
-            )
+        """One that changes nothing that is kept may be of a model beside, if another is kept."""
+        if id(optimizer) in self._kept or isinstance(optimizer, SparseOptimizer):
+            return
+        if self._keeps_one and not self._averaged & self._changed_by(optimizer):
+            return
+        raise StateError(
+            f"{type(optimizer).__name__} steps in the loop, but is not kept: ranks would go "
+            "different ways, and nothing would be exact after a failure; call "
+            "job.keep(model=model, optimizer=optimizer) before the loop"
+        )
 
     def _changes_what_is_kept(self, optimizer: torch.optim.Optimizer) -> bool:
-        if isinstance(optimizer, SparseOptimizer):
-            return True
+        return isinstance(optimizer, SparseOptimizer) or (
+            self._changed_by(optimizer) <= self._averaged
+        )
+
+    def _changed_by(self, optimizer: torch.optim.Optimizer) -> set[int]:
         changed = [one for group in optimizer.param_groups for one in group["params"]]
-        return all(id(one) in self._averaged for one in changed if one.requires_grad)
+        return {id(one) for one in changed if one.requires_grad}

@@ -1,8 +1,8 @@
 """The trainer as a library: one thread talks, another computes.
 
-A driver's thread owns the machine together with the thread that calls `Client` here, under one
+A driver's thread owns the machine together with the threads that call `Client` here, under one
 lock. The talker goes on with heartbeats, views, votes and retries while the caller computes, for
-however long that takes. The caller gives what it has and waits for what it needs; it is woken once,
+however long that takes. A caller gives what it has and waits for what it needs; it is woken once,
 when that is there. Every wait ends: with the job, at the latest.
 """
 
@@ -28,6 +28,15 @@ class Start(NamedTuple):
     state: Bytes
 
 
+class _Wait:
+    """A caller that waits, and what for."""
+
+    def __init__(self, look: Callable[[], object | None]) -> None:
+        self.look = look
+        self.found: object | None = None
+        self.arrived = threading.Event()
+
+
 class Client:
     """What the computing thread calls; `wake` makes the talker look after the machine's outbox."""
 
@@ -35,9 +44,7 @@ class Client:
         self.machine = machine
         self.lock = threading.RLock()
         self._wake = wake
-        self._look: Callable[[], object | None] | None = None  # what the caller waits for
-        self._found: object | None = None
-        self._arrived = threading.Event()
+        self._waits: list[_Wait] = []
         self._over: BaseException | None = None
         self._resting = False  # the caller has nothing more to compute
         self._calls = 0  # that the caller has made
@@ -118,40 +125,42 @@ class Client:
             found = look()
             if found is not None:
                 return found
-            self._look = look
-            self._arrived.clear()
-        self._arrived.wait()
+            wait = _Wait(look)
+            self._waits.append(wait)
+        wait.arrived.wait()
         with self.lock:
             if self._over:
                 raise self._over
             self._calls += 1
-            return self._found  # type: ignore[return-value]
+            return wait.found  # type: ignore[return-value]
 
     # ------------------------------------------------------------------ the talker's side
 
     def moved(self) -> None:
-        """The machine may have moved: the caller is woken if what it waits for is there."""
+        """The machine may have moved: callers are woken if what they wait for is there."""
         with self.lock:
-            if self._look is not None:
-                found = self._look()
-                if found is not None:
-                    self._found, self._look = found, None
-                    self._arrived.set()
+            for wait in list(self._waits):
+                wait.found = wait.look()
+                if wait.found is not None:
+                    self._waits.remove(wait)
+                    wait.arrived.set()
 
     def turns(self) -> bool:
         """Whether the caller has called since the last time, or waits: it does not hang."""
         with self.lock:
-            moved = self._resting or self._look is not None or self._calls != self._seen
+            moved = self._resting or bool(self._waits) or self._calls != self._seen
             self._seen = self._calls
             return moved
 
     @property
-    def waits(self) -> bool:
-        return self._look is not None
+    def waits(self) -> int:
+        """How many callers wait for something."""
+        return len(self._waits)
 
     def end(self, why: BaseException | str) -> None:
         """Whoever waits here, or calls later, is told."""
         with self.lock:
             self._over = self._over or (why if isinstance(why, BaseException) else JobOver(why))
-            self._look = None
-            self._arrived.set()
+            for wait in self._waits:
+                wait.arrived.set()
+            self._waits.clear()
