@@ -54,7 +54,7 @@ class ScriptRun:
         with declared(name, *words, sets=sets) as (scripts, config, self.said):
             self.beaten = BeatenRun(config, plan, scripts=scripts, **more)
             self.report = self.beaten.run()
-            self.code = self.beaten.job.script_code
+            self.wrong = self.beaten.job.scripts_wrong
         assert self.beaten.beating.plan == [], "the job was over before the last blow"
         assert sorted(self.beaten.killed) == sorted(self.beaten.struck)
 
@@ -68,7 +68,7 @@ def undisturbed_script(name: str, *words: str, trainers: int = 1) -> str:
     """The digest of a script's job that nobody disturbs and nothing protects."""
     run = ScriptRun(name, *words, sets=(*PLAIN, f"trainers={trainers}"))
     assert run.report["failures"] == []
-    assert run.code == 0
+    assert run.wrong == ""
     return run.digest
 
 

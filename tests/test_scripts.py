@@ -4,7 +4,10 @@ sentence, and nothing is trained."""
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,10 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from cluster_jobs import wait_until
 from torch import nn
 
-from planaria.cluster.scripts import Scripts, environment_of, job_of
+from planaria.cluster.scripts import HELD_LINES, Script, Scripts, environment_of, job_of
 from planaria.config import Config
 from planaria.errors import (
     ArgumentError,
@@ -314,3 +318,80 @@ def test_a_spare_that_disagrees_is_told_and_is_not_placed(tmp_path: Path) -> Non
         while not said:
             trainers.tend()
     assert said == ["a spare trainer ended with code 0 before it was needed"]
+
+
+# ------------------------------------------------------------------ what they print and start
+
+FLOODS = """
+import threading
+def flood():
+    while True:
+        print("x" * 100)
+threading.Thread(target=flood, daemon=True).start()
+"""
+
+
+def test_a_script_that_prints_faster_than_it_is_shown_is_held_back(tmp_path: Path) -> None:
+    """Its supervisor did nothing but print, held gigabytes, and went on when the job was over."""
+    trainers, said = scripts(tmp_path, FLOODS + DECLARES, trainers=1)
+
+    def say(line: str) -> None:
+        time.sleep(0.001)
+        said.append(line)
+        assert len(said) < 10 * HELD_LINES, "nothing but printing is done"
+
+    trainers.say = say
+    with trainers:
+        trainers.declare()
+        [script] = trainers._waiting
+        assert wait_until(lambda: len(script.lines) >= HELD_LINES, 10.0)
+        time.sleep(0.2)
+        assert len(script.lines) <= HELD_LINES
+        trainers.tend()
+
+
+def test_no_line_of_many_is_lost_on_the_screen_or_in_the_log(tmp_path: Path) -> None:
+    lines = [f"line {number}" for number in range(3 * HELD_LINES)]
+    text = f"for number in range({len(lines)}): print('line', number)"
+    trainers, said = scripts(tmp_path, text, trainers=1)
+    with trainers:
+        trainers._waiting[0].give(Refusal(ENOUGH), tmp_path / "log")
+        with pytest.raises(ClusterError, match="ended before its first batch"):
+            trainers.declare()
+    assert said == lines
+    assert (tmp_path / "log").read_text().splitlines() == lines
+
+
+STARTS_ANOTHER = """
+import subprocess
+print(subprocess.Popen(["sleep", "291"]).pid)
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.parametrize("end", ["exits", "is killed", "is ended"])
+def test_what_a_script_has_started_ends_with_it(tmp_path: Path, end: str) -> None:
+    text = STARTS_ANOTHER + ("" if end == "exits" else "import time; time.sleep(200)")
+    trainers, said = scripts(tmp_path, text, trainers=1)
+    with trainers:
+        [script] = trainers._waiting
+        assert wait_until(lambda: trainers.show() or bool(said), 20.0)  # type: ignore[func-returns-value]
+        if end == "is killed":
+            os.kill(script.pid, signal.SIGKILL)
+        if end != "is ended":
+            script.wait()
+    assert wait_until(lambda: not is_running(int(said[0])), 5.0)
+
+
+def test_signals_after_the_end_reach_nobody(tmp_path: Path) -> None:
+    script = Script([str(tmp_path / "none.py")], {**os.environ}, 0, 1)
+    assert script.wait() != 0
+    script.send_signal(signal.SIGKILL)
+    script.close()

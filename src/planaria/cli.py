@@ -231,8 +231,8 @@ def run_command(
         run, found = _run("training", job, schedule, report, start, scripts)
     show_report(console, found)
     _leave_if_unsaved(run, found, report)
-    if run.script_code:
-        leave(EXIT_FAILED, f"the job is done, but the script ended with code {run.script_code}")
+    if run.scripts_wrong:
+        leave(EXIT_FAILED, f"the job is done, but {run.scripts_wrong} after its loop")
 
 
 @app.command()

@@ -8,7 +8,7 @@ import os
 import select
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from planaria.cluster.resuming import find_start
@@ -53,8 +53,8 @@ class OnlyScript(Scripts):
         self._waiting.append(self._process)
         return self._process
 
-    def see_out(self) -> int:
-        return 0
+    def see_out(self, is_interrupted: Callable[[], bool]) -> str:
+        return ""
 
 
 def supervise(number: int, pid: int) -> int:

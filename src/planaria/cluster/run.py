@@ -23,7 +23,7 @@ from planaria.cluster.files import ANY_JOB, Beginning, home
 from planaria.cluster.injecting import Injector
 from planaria.cluster.reporting import Observe, Progress, Reporter, counted
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption
-from planaria.cluster.scripts import Scripts
+from planaria.cluster.scripts import INTERRUPTED, Scripts
 from planaria.cluster.transport import raise_descriptor_limit
 from planaria.config import Config, describe_protection
 from planaria.control.losses import Losses
@@ -47,7 +47,6 @@ NOTHING_SAVED = (
     "; nothing was saved: a job bears this with more parity, or with checkpoint.path and "
     "checkpoint.every_steps"
 )
-INTERRUPTED = "interrupted"
 POLL_S = 0.01
 
 
@@ -106,7 +105,7 @@ class JobRun:
         self.saves = SaveMachine(config, start.step, time.monotonic())
         self.saves.extra.update(self.losses.to_save())
         self._interrupted = 0
-        self.script_code = 0  # with which the scripts have ended
+        self.scripts_wrong = ""  # with how the scripts have ended
         self._fingerprint: Fingerprint | None = start.fingerprint
 
     @property
@@ -140,6 +139,8 @@ class JobRun:
             while failure := self._run_processes(beginning, archive):
                 beginning = self._roll_back(rolling_back, failure, archive)
             self._close(archive)
+        if self.scripts_wrong == INTERRUPTED:
+            raise Interrupted(f"{INTERRUPTED} after the last step: the scripts were stopped")
         return self.report()
 
     def way_back(self) -> str:
@@ -182,7 +183,7 @@ class JobRun:
             verdict = attempt.run()
             self.config = self.reporter.config = attempt.config  # a script may end before its time
             if verdict.sentence is None and self.scripts is not None:
-                self.script_code = self.scripts.see_out()
+                self.scripts_wrong = self.scripts.see_out(lambda: self._interrupted > 0)
         self._fingerprint = attempt.fingerprint
         if verdict.sentence is None or verdict.lost:
             return verdict.sentence

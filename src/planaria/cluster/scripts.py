@@ -8,8 +8,8 @@ however long the script takes to get there. One that is missing is made by runni
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-import queue
 import runpy
 import signal
 import socket
@@ -18,7 +18,9 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,6 +46,11 @@ from planaria.trainer.declaring import (
 
 POLL_S = 0.02
 WAITED_S = 5.0  # before it is said who is waited for
+HELD_LINES = 1000  # printed and not shown so far: a script that prints more has to wait
+PIPE_LINES = 1 << 16  # at most, in the pipe of one that has ended
+SHOWN_LINES = 50  # of a script, before others have their turn
+LINE_CHARS = 1 << 14  # what is longer is shown as several
+INTERRUPTED = "interrupted"
 SPARE = -1  # the RANK of a process that has none yet
 # The script of `planaria train`, for models and data that a configuration names.
 INCLUDED = Path(__file__).parents[1] / "models" / "named.py"
@@ -61,7 +68,7 @@ class Process(ABC):
         self.rank = rank
         self.declared: Declaration | None = None
         self.raised = ""  # the traceback that it has ended with
-        self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.lines: deque[str] = deque(maxlen=HELD_LINES + PIPE_LINES)  # to be shown
         self._waiting: Reply | None = None  # to be sent when it has declared
         self._log: IO[str] | None = None
         self._said: list[str] = []  # before it had a log
@@ -78,20 +85,21 @@ class Process(ABC):
     @abstractmethod
     def kill(self) -> None: ...
 
-    def look(self) -> None:
-        """Takes what it says of itself, if anything has come."""
+    def look(self) -> bool:
+        """Takes what it says of itself, if anything has come: whether it has."""
         try:
             message = self.stdin.recv(MOST_BYTES, socket.MSG_DONTWAIT)
         except OSError:
-            return
+            return False
         if not message:
-            return
+            return False
         said = decode(message)
         if isinstance(said, Raised):
             self.raised = said.traceback
             self._keep(said.traceback)
-            return
-        self.declared = said
+        else:
+            self.declared = said
+        return True
 
     def give(self, reply: Reply, log: Path | None = None) -> None:
         """Its part in the job, at once or when it has declared itself."""
@@ -155,22 +163,50 @@ class Script(Process):
                 errors="replace",
             )
         self.pid = self._process.pid
+        self._over = threading.Event()  # it has ended
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        """What it prints: to whoever watches, and to its log."""
+        """What it prints: to its log, and to whoever watches. Where that one is slower, nothing is
+        read, and the pipe holds the script back: neither memory nor the job is lost to it.
+        """
         assert self._process.stdout
-        for line in self._process.stdout:
-            self.lines.put(line.rstrip("\n"))
+        for line in iter(partial(self._process.stdout.readline, LINE_CHARS), ""):
             self._keep(line)
+            while len(self.lines) >= HELD_LINES and not self._over.wait(POLL_S):
+                pass
+            self.lines.append(line.rstrip("\n"))
 
     def poll(self) -> int | None:
-        return self._process.poll()
+        if self._process.returncode is None and self._has_ended():
+            self._over.set()
+            self._process.wait()
+            self._reader.join(1.0)
+            while self.look():
+                pass
+        return self._process.returncode
+
+    def _has_ended(self) -> bool:
+        """If so, what it has started ends as well."""
+        try:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # nobody is told here how processes end, and its number is free
+            return True
+        if ended is None:
+            return False
+        # Until it is waited for, its number, which is that of its group, is nobody else's.
+        with contextlib.suppress(OSError):
+            by_itself = ended.si_code == os.CLD_EXITED
+            os.killpg(self.pid, signal.SIGTERM if by_itself else signal.SIGKILL)
+        return True
 
     def wait(self, timeout: float | None = None) -> int:
-        code = self._process.wait(timeout)
-        self._reader.join(1.0)
+        deadline = time.monotonic() + (math.inf if timeout is None else timeout)
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(self._process.args, timeout or 0.0)
+            time.sleep(POLL_S / 4)
         return code
 
     def close(self) -> None:
@@ -180,10 +216,11 @@ class Script(Process):
             self._process.stdout.close()
 
     def send_signal(self, number: int) -> None:
-        self._process.send_signal(number)
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
 
 class Scripts:
@@ -206,6 +243,7 @@ class Scripts:
         self._environment = environment
         self._waiting: list[Process] = []  # without a part in the job so far
         self._placed: list[Process] = []
+        self._holders: dict[int, Process] = {}  # of ranks: the last of those that had each
         self._ours = command[0] == str(INCLUDED)
         self._raised = False  # a script has, and its traceback was shown
 
@@ -219,7 +257,7 @@ class Scripts:
             if script.poll() is None:
                 script.kill()
             script.wait()
-        self.show()
+        self.show(everything=True)
         for script in [*self._waiting, *self._placed]:
             script.close()
 
@@ -258,10 +296,9 @@ class Scripts:
 
     def _give_up(self, script: Process) -> None:
         code = script.wait()
-        script.look()
         if script.raised and self._is_sentence(script):
             raise ConfigError(script.raised.rstrip())
-        self.show()
+        self.show(everything=True)
         if script.raised:
             raise ClusterError(f"{self.command[0]} has raised an exception before its first batch")
         what = f"ended with code {code}" if code else "ended"
@@ -327,45 +364,55 @@ class Scripts:
     def ranks(self, trainers: Mapping[int, int]) -> None:
         """Who has which rank by now: by process number."""
         for script in self._placed:
-            script.rank = trainers.get(script.pid, script.rank)
+            if script.pid in trainers:
+                script.rank = trainers[script.pid]
+                self._holders[script.rank] = script
 
-    def show(self) -> None:
+    def show(self, *, everything: bool = False) -> None:
+        """What they have printed: some of it, for there is other work, or all that is held."""
         scripts = [*self._waiting, *self._placed]
         for script in scripts:
-            self._show_lines(script)
+            self._show_lines(script, len(script.lines) if everything else SHOWN_LINES)
         for script in scripts:
             if not self._raised and script.poll() is not None:
-                script.wait()
-                script.look()
                 if script.raised and self._is_shown(script) and not self._is_sentence(script):
                     self._raised = True  # the others' are alike, and in their logs
-                    for line in script.raised.splitlines():
-                        script.lines.put(line)
-                self._show_lines(script)
+                    script.lines.extend(script.raised.splitlines())
+                    self._show_lines(script, len(script.lines))
 
     def _is_shown(self, script: Process) -> bool:
         """A spare that is not needed so far has nothing to say."""
         return script in self._placed or script.rank != SPARE
 
     def _is_sentence(self, script: Process) -> bool:
-        """What our own script ends with is said by the command."""
-        return self._ours and "\n" not in script.raised.rstrip()
+        """What is no traceback is said by the command."""
+        return "\n" not in script.raised.rstrip()
 
-    def _show_lines(self, script: Process) -> None:
-        while not script.lines.empty():
-            line = script.lines.get()
+    def _show_lines(self, script: Process, most: int) -> None:
+        for _ in range(min(most, len(script.lines))):
+            line = script.lines.popleft()
             if self._is_shown(script):
                 self.say(f"[rank {script.rank}] {line}" if self.trainers > 1 else line)
 
-    def see_out(self) -> int:
-        """The job is done: waits until the scripts have ended; their worst exit code."""
+    def see_out(self, is_interrupted: Callable[[], bool]) -> str:
+        """The job is done: waits until the scripts have ended; what is wrong with how, if anything.
+
+        They may take as long as they like, unless somebody interrupts them.
+        """
         while running := [one for one in self._placed if one.poll() is None]:
+            if is_interrupted():
+                return INTERRUPTED
             self.show()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 running[0].wait(POLL_S)
-        codes = [script.wait() for script in self._placed]
-        self.show()
-        return max((abs(code) for code in codes if code > 0), default=0)
+        self.show(everything=True)
+        codes = {rank: self._holders[rank].wait() for rank in sorted(self._holders)}
+        wrong = [f"rank {rank} {_how_it_ended(code)}" for rank, code in codes.items() if code]
+        return " and ".join(wrong)
+
+
+def _how_it_ended(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
 def run_script(command: Sequence[str]) -> None:
@@ -374,7 +421,8 @@ def run_script(command: Sequence[str]) -> None:
     sys.argv = [path, *arguments]
     sys.path.insert(0, str(Path(path).resolve().parent))
     runpy.run_path(path, run_name="__main__")
-    sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError):  # the script may have closed it
+        sys.stdout.flush()
 
 
 def job_of(declared: Declaration, *, own_data: bool = True) -> dict[str, Any]:
