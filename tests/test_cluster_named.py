@@ -146,8 +146,8 @@ def test_a_job_of_files_goes_on_from_its_checkpoint_without_its_settings(
     refused = CliRunner().invoke(app, [*scored, "--schema", str(other)])
     assert refused.exit_code == 2
     assert "but the model was trained with {'user': 2000, 'tags': 100}" in refused.output
-    done = CliRunner().invoke(app, [*scored, "--schema", f"{folder}/schema.yaml"])
-    assert done.exit_code == 0, done.output
+    named = CliRunner().invoke(app, [*scored, "--schema", f"{folder}/schema.yaml"])
+    assert named.exit_code == 0, named.output
     assert np.load(folder / "scores.npy").shape == (SAMPLES,)
 
 
