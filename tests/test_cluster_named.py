@@ -13,8 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from cluster_commands import LIMIT_S, MAIN
+from typer.testing import CliRunner
 
+from planaria.cli import app
 from planaria.config import Config
 from planaria.data import auc
 from planaria.data.split import Split
@@ -135,6 +138,33 @@ def test_a_job_of_files_goes_on_from_its_checkpoint_without_its_settings(
     held_out = Split(SAMPLES, 0.1, seed=0).held_out_sample(np.arange(600))
     labels = pq.read_table(folder / "clicks.parquet")["click"].to_numpy()[held_out]
     assert auc(labels, np.concatenate(scores)[held_out]) == pytest.approx(alone["auc"], abs=1e-6)
+    monkeypatch.chdir(folder.parent)
+    scored = ["predict", f"{folder}/saved", f"{folder}/clicks.parquet", f"{folder}/scores.npy"]
+    assert CliRunner().invoke(app, scored).exit_code != 0
+    other = folder / "other.yaml"
+    other.write_text(SCHEMA.replace("2000", "1000"))
+    refused = CliRunner().invoke(app, [*scored, "--schema", str(other)])
+    assert refused.exit_code == 2
+    assert "but the model was trained with {'user': 2000, 'tags': 100}" in refused.output
+    named = CliRunner().invoke(app, [*scored, "--schema", f"{folder}/schema.yaml"])
+    assert named.exit_code == 0, named.output
+    assert np.load(folder / "scores.npy").shape == (SAMPLES,)
+
+
+def test_tables_of_others_are_imported_by_the_schema_of_the_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables that no schema names were looked for."""
+    monkeypatch.chdir(folder)
+    rows = {"net.user.weight": torch.ones(2000, 8), "net.tags.weight": torch.ones(100, 8)}
+    torch.save(rows, "stock.pt")
+    (folder / "job.yaml").write_text("model:\n  name: dcn_v2\n")
+    words = [word for one in settings() for word in ("--set", one)]
+    done = CliRunner().invoke(app, ["import", "stock.pt", "ck", "--config", "job.yaml", *words])
+    assert done.exit_code == 0, done.output
+    assert "step 0, 2,100 rows: ck" in done.output
+    resumed = run(folder, "--resume", "--set", "checkpoint.path=ck", "--set", "data.epochs=1")
+    assert resumed.returncode == 0, resumed.stderr
 
 
 def test_the_built_in_model_scores_lines_as_its_job_did(tmp_path: Path) -> None:

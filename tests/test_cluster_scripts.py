@@ -3,10 +3,13 @@ its user means it."""
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cluster_commands import wait_for_line
 from cluster_jobs import Blow, leaving_nothing, processes_of
 from script_jobs import (
     PLAIN,
@@ -94,6 +97,68 @@ def test_an_exception_ends_the_job_with_its_traceback_once(tmp_path: Path) -> No
     assert both.count("Traceback (most recent call last)") == 1
     assert "site-packages" not in both
     assert "src/planaria" not in both
+
+
+def test_an_interrupt_that_a_script_raises_is_an_exception_and_no_death(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "loop.py", "end=3:interrupt", sets=(*PLAIN, "trainers=1"))
+    assert done.code == 1
+    assert (done.out + done.error).count("Traceback (most recent call last)") == 1
+    assert done.error.startswith("error: KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("held", [[], ["held"]])
+@pytest.mark.parametrize(("given", "says"), [("bad data", "bad data"), ("3", "sys.exit(3)")])
+def test_leaving_with_a_code_in_the_loop_is_no_end_of_the_job(
+    tmp_path: Path, given: str, says: str, held: list[str]
+) -> None:
+    """The job counted as done."""
+    done = run_script(tmp_path, "loop.py", f"end=4:{given}", *held, sets=(*PLAIN, "trainers=1"))
+    assert done.code == 1
+    assert done.error.startswith(f"error: {says}; ")
+    assert says not in done.out
+    assert done.report["failed"].startswith(says)
+
+
+def test_leaving_without_a_code_in_the_loop_ends_it_as_break_does(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "loop.py", "end=4:0", sets=(*PLAIN, "trainers=1"))
+    assert (done.code, done.report["steps"]) == (0, 4), done.error
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("killed", "rank 1 was killed by SIGKILL after its loop"),
+        ("5", "rank 1 ended with code 5 after its loop"),
+    ],
+)
+def test_what_ends_a_rank_after_its_loop_is_told(tmp_path: Path, how: str, says: str) -> None:
+    done = run_script(tmp_path, "loop.py", f"after={how}", sets=(*PLAIN, "trainers=2"))
+    assert done.code == 1
+    assert done.sentence == f"error: the job is done, but {says}"
+
+
+def test_a_script_may_close_its_output(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "loop.py", "after=closed", sets=(*PLAIN, "trainers=1"))
+    assert (done.code, done.error) == (0, "")
+    assert "Traceback" not in done.out
+
+
+def test_a_script_that_does_not_end_after_its_loop_is_interrupted_at_once() -> None:
+    sets = (*PLAIN, "trainers=1")
+    with started_script(SCRIPTS / "loop.py", "after=sleep", sets=sets) as job:
+        wait_for_line(job, "sleeps after the loop")
+        time.sleep(0.5)
+        job.send_signal(signal.SIGINT)
+        _, error = job.communicate(timeout=30)
+    assert job.returncode == 130
+    assert "interrupted after the last step: the scripts were stopped" in error
+
+
+def test_a_rank_that_ends_without_a_word_has_no_last_words(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "loop.py", "end=4:abrupt", sets=(*PLAIN, "trainers=1"))
+    assert done.code == 3
+    [failure] = done.report["failures"]
+    assert failure["reason"] == "ended with code 3"
 
 
 @pytest.mark.parametrize("held", [[], ["held"]])

@@ -226,6 +226,11 @@ def test_nothing_is_left_of_an_import_that_fails(tmp_path: Path) -> None:
     assert list((tmp_path / "mine").iterdir()) == []
 
 
+class Evil:
+    def __reduce__(self) -> Any:
+        return print, ("whatever is in a pickle is done",)
+
+
 def test_what_is_no_model_and_no_place_for_one_gets_a_sentence(tmp_path: Path) -> None:
     saved(tmp_path / "jobs")
     export(open_model(tmp_path / "jobs"), tmp_path / "model", to="safetensors")
@@ -244,6 +249,18 @@ def test_what_is_no_model_and_no_place_for_one_gets_a_sentence(tmp_path: Path) -
     code, said = tried("torn.pt")
     assert code == 1
     assert "torn.pt' cannot be read" in said
+    torch.save([torch.ones(1)], tmp_path / "list.pt")
+    assert tried("list.pt") == (
+        1,
+        f"error: '{tmp_path / 'list.pt'}' cannot be read: it holds a list; save "
+        "model.state_dict(), and nothing else",
+    )
+    torch.save(Evil(), tmp_path / "evil.pt")
+    assert tried("evil.pt") == (
+        1,
+        f"error: '{tmp_path / 'evil.pt'}' cannot be read: it holds more than tensors in "
+        "containers; save model.state_dict(), and nothing else",
+    )
     with (tmp_path / "model/tables.safetensors").open("r+b") as file:
         file.truncate(3000)
     code, said = tried("model")

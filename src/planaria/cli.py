@@ -18,8 +18,8 @@ import planaria
 from planaria import kernels
 from planaria.cluster import preflight
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption, find_start, load_saved
-from planaria.cluster.run import INTERRUPTED, JobRun
-from planaria.cluster.scripts import INCLUDED, Scripts, environment_of, job_of
+from planaria.cluster.run import JobRun
+from planaria.cluster.scripts import INCLUDED, INTERRUPTED, Scripts, environment_of, job_of
 from planaria.cluster.scrub import running_jobs
 from planaria.cluster.scrub import scrub as scrub_job
 from planaria.comparing.command import compare_command

@@ -7,6 +7,7 @@ are those of state_dicts; what an optimizer keeps for a table's rows is embeddin
 from __future__ import annotations
 
 import json
+import pickle
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from planaria.kernels.types import Bytes
 from planaria.tensors import SAFETENSORS_NAMES
 
 PREFIX = "embedding_bags."
+SAVE_A_STATE = "save model.state_dict(), and nothing else"
 _DTYPES = {name: dtype for dtype, name in SAFETENSORS_NAMES.items()}
 
 
@@ -156,7 +158,12 @@ def _torch(path: Path) -> Arrays:
 
     from planaria.torch.plain import leaves
 
-    state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError:  # which says, in many lines, how to run whatever is in it
+        raise ValueError(f"it holds more than tensors in containers; {SAVE_A_STATE}") from None
+    if not isinstance(state, Mapping):
+        raise ValueError(f"it holds a {type(state).__name__}; {SAVE_A_STATE}")
     found = [pair for name, one in state.items() for pair in leaves(one, str(name))]
     return {key: _of_torch(leaf) for key, leaf in found if isinstance(leaf, torch.Tensor)}
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from planaria.cluster.scripts import Scripts, environment_of, job_of
+from planaria.cluster.scripts import INCLUDED, Scripts, environment_of, job_of
 from planaria.config import Config
 from planaria.errors import ConfigError, DamagedCheckpoint, PlanariaError
 from planaria.exits import EXIT_CONFIG, EXIT_FAILED, Output, leave
@@ -71,6 +71,12 @@ def predict_command(
     data: Annotated[str, typer.Argument(help="What to score: a file, a folder or a pattern.")],
     out: Annotated[Path, typer.Argument(help="Where scores go: a .csv or .npy file.")],
     step: Annotated[int | None, typer.Option(help="Of which step; without, the newest.")] = None,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            help="data.schema of the job. Without: as the job was given it, from this folder on."
+        ),
+    ] = None,
 ) -> None:
     """Score the samples of a file with a model that `planaria train` has trained.
 
@@ -92,7 +98,8 @@ def predict_command(
         with Progress(console=console) as bar:
             task = bar.add_task(f"reading step {checkpoint.step}", total=rows)
             more = partial(bar.advance, task)
-            predictor = predicting.Predictor(checkpoint, out.resolve().parent, more)
+            folder = out.resolve().parent
+            predictor = predicting.Predictor(checkpoint, folder, more, schema)
     except ConfigError as error:
         leave(EXIT_CONFIG, str(error))
     except PlanariaError as error:
@@ -152,8 +159,14 @@ def import_command(
         saved = found.facts.get("config") if config is None else None
         if script is None:
             job = Config.load(config, sets or (), saved)
+            named = not job.is_built_in and job.data.source != "script"
+            if saved is None and named:  # the data's schema says which tables there are
+                settings = Settings(None, [], job.to_dict())
+                job = _declared([str(INCLUDED)], job, settings, own_data=False)
         else:
-            job = _declared(shlex.split(script), config, sets or [])
+            given = Config.load(config, sets or ())
+            settings = Settings(str(config) if config else None, sets or [])
+            job = _declared(shlex.split(script), given, settings)
         fitted = fit(found, job)
     except ConfigError as error:
         leave(EXIT_CONFIG, str(error))
@@ -171,13 +184,13 @@ def import_command(
     console.print(f"step {fitted.step}, {rows:,} rows: {checkpoints}; start a job with --resume")
 
 
-def _declared(command: list[str], config: Path | None, sets: list[str]) -> Config:
+def _declared(
+    command: list[str], given: Config, settings: Settings, *, own_data: bool = True
+) -> Config:
     """The job of a script, as it declares it at its first batch; then it is ended."""
-    given = Config.load(config, sets)
-    settings = Settings(str(config) if config else None, sets)
     variables = environment_of(given, settings)
     with Scripts(command, given.trainers, 0, variables, _show_line) as scripts:
-        return Config.from_dict(job_of(scripts.declare()))
+        return Config.from_dict(job_of(scripts.declare(), own_data=own_data))
 
 
 def _show_line(line: str) -> None:

@@ -9,11 +9,14 @@ move         goes to another folder in step 3
 sleep=N:S    computes for S seconds in step N
 apart=N      leaves the loop in step N + its rank
 say          prints every loss, exactly
+end=N:HOW    ends in step N: see end()
+after=HOW    ends after the loop
 unkept       learns something that is neither kept nor the same on all ranks
 """
 
 import contextlib
 import os
+import signal
 import sys
 import time
 
@@ -27,6 +30,7 @@ wanted = dict(word.partition("=")[::2] for word in sys.argv[1:])
 stop, fails = int(wanted.get("stop", -1)), int(wanted.get("raise", -1))
 apart = int(wanted.get("apart", -99))
 caught = int(wanted.get("caught", -1))
+ends, _, how = wanted.get("end", "-1:").partition(":")
 sleeps, _, seconds = wanted.get("sleep", "-1:0").partition(":")
 
 job = planaria.torch.connect(seed=7)
@@ -56,6 +60,22 @@ seen = Seen()
 job.keep(seen=seen)
 loss_of = nn.functional.binary_cross_entropy_with_logits
 epochs = 2 if "two_epochs" in wanted else 1
+
+
+def end(how):
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    if how == "closed":
+        sys.stdout.close()
+    elif how == "abrupt":
+        os._exit(3)
+    elif how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "sleep":
+        print("sleeps after the loop", flush=True)
+        time.sleep(200)
+    else:
+        sys.exit(int(how) if how.isdigit() else how)
 
 
 def batches():
@@ -96,6 +116,10 @@ for dense, bags, ids, liked in held or batches():
         print(step, loss.item().hex(), flush=True)
     if step == fails:
         raise RuntimeError(f"step {step} is one too many")
+    if step == int(ends):
+        end(how)
     if step in (stop, apart + job.rank):
         break
 print(f"rank {job.rank} is through after step {job.step}")
+if "after" in wanted and job.rank == job.world_size - 1:
+    end(wanted["after"])

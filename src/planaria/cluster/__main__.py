@@ -79,7 +79,13 @@ def _run_script(command: list[str]) -> int:
         run_script(command)
     except JobOver as over:
         _end(EXIT_FENCED if str(over) == FENCED else EXIT_DONE, str(over))
-    except Exception as error:
+    except SystemExit as left:
+        if not left.code or not _is_training():
+            raise
+        given = left.code if isinstance(left.code, str) else f"sys.exit({left.code!r})"
+        _tell([f"{given}\n"])
+        os._exit(EXIT_REFUSED)
+    except BaseException as error:  # and what passes for Ctrl-C: that would not reach this process
         # Our own script has nothing wrong in it but what the data or the settings have.
         ours = command[0] == str(INCLUDED) and isinstance(error, PlanariaError)
         _tell([f"{error}\n"] if ours else _their_traceback(error, command[0]))
@@ -87,7 +93,12 @@ def _run_script(command: list[str]) -> int:
     return EXIT_DONE
 
 
-def _their_traceback(error: Exception, script: str) -> list[str]:
+def _is_training() -> bool:
+    connecting = sys.modules.get("planaria.torch.connecting")  # unless the script has no job
+    return connecting is not None and connecting.is_training()
+
+
+def _their_traceback(error: BaseException, script: str) -> list[str]:
     """From the script on: what runs it is not the user's business."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != script:
@@ -102,8 +113,9 @@ def _tell(lines: list[str]) -> None:
         os.write(int(os.environ[SOCKET]), message)
     except OSError:
         sys.stderr.writelines(lines)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # the script may have closed it
+            stream.flush()
 
 
 def _end_with_the_supervisor(told: signal.Signals) -> None:

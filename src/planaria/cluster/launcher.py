@@ -19,6 +19,7 @@ from pathlib import Path
 
 from planaria.cluster import scripts
 from planaria.cluster.files import HOME, JobFiles
+from planaria.cluster.node import is_logged
 from planaria.cluster.nursery import IMPORTS, Forked, Nursery, borrow, give_back
 from planaria.cluster.scripts import Scripts
 from planaria.config import Config
@@ -195,7 +196,10 @@ class LocalLauncher:
         _close_input(process.handle)
         with contextlib.suppress(OSError):
             (self.files.folder / f"{member}.ipc").unlink(missing_ok=True)
-        last_line = self.log_of(member).rstrip().rpartition("\n")[2]
+        raised = process.handle.raised if isinstance(process.handle, scripts.Process) else ""
+        last_line = (raised or self.log_of(member)).rstrip().rpartition("\n")[2]
+        if is_logged(last_line):
+            last_line = ""
         if code >= 0:
             return Ended(code, last_line)
         reason = self._name_signal(-code)

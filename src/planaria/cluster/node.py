@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
@@ -205,6 +206,11 @@ _log: list[Path] = []
 def log_into(path: Path) -> None:
     """Where standard error is a user's own."""
     _log[:] = [path]
+
+
+def is_logged(line: str) -> bool:
+    """Whether it is one of `log`, and so nobody's last words."""
+    return re.match(r"\d\d:\d\d:\d\d ", line) is not None
 
 
 def log(line: str) -> None:

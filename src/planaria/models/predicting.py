@@ -10,6 +10,7 @@ import io
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,9 +101,17 @@ class Predictor:
         checkpoint: Checkpoint,
         scratch: Path,
         progress: Callable[[int], None] = lambda rows: None,
+        schema: str | None = None,
     ) -> None:
-        """scratch: a folder with room for the tables. progress: told of more rows that are read."""
-        config = self.config = Config.from_dict(checkpoint.manifest.config)
+        """scratch: a folder with room for the tables. progress: told of more rows that are read.
+        schema: where the job's is by now.
+        """
+        config = Config.from_dict(checkpoint.manifest.config)
+        if schema is not None:
+            if config.data.source != "files":
+                raise ConfigError("--schema: the job was trained without one; leave it out")
+            config = replace(config, data=replace(config.data, schema=schema))
+        self.config = config
         if config.data.source == "script":
             raise ConfigError(
                 "the checkpoint is of a script, whose model only the script knows; planaria export "
@@ -114,6 +123,7 @@ class Predictor:
         try:
             export(checkpoint, folder, progress)
             configs = table_configs(self.schema, config.model.dim)
+            _check_tables(configs, config)
             tables = MappedTables(configs, folder / "tables", is_weighted(self.schema))
             self.model = make_model(config, self.schema, tables).eval()
             self.model.load_state_dict(_dense_state(config, checkpoint, folder), strict=True)
@@ -135,6 +145,17 @@ class Predictor:
                 dense, features, labels = as_tensors(source.read(first, SCORED_SAMPLES))
                 logits = one_each(self.model(dense, features)).numpy()
                 yield Scores(logits, labels.numpy() if schema.label else None)
+
+
+def _check_tables(found: list[EmbeddingBagConfig], config: Config) -> None:
+    """Whether the schema is still the one that the job was trained with."""
+    names = {one.name: one.num_embeddings for one in found}
+    trained = {one.name: one.rows for one in config.tables}
+    if names != trained:
+        raise ConfigError(
+            f"data.schema: {config.data.schema} has the tables {names}, but the model was trained "
+            f"with {trained} (name: rows); name its schema by --schema"
+        )
 
 
 def write_scores(scores: Iterator[Scores], out: Path) -> Scored:

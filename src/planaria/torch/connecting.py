@@ -20,6 +20,7 @@ from planaria.torch.job import Job
 from planaria.trainer.declaring import SETTINGS, SOCKET, Settings
 
 _alone: list[Job] = []  # this process's own job, if it has one
+_given: list[Job] = []  # the job that this process was started for
 
 
 def connect(config: Mapping[str, Any] | str | Path | None = None, **overrides: Any) -> Job:
@@ -56,6 +57,12 @@ def connect(config: Mapping[str, Any] | str | Path | None = None, **overrides: A
         whole = replace(whole, checkpoint=replace(whole.checkpoint, path=folder))
     device = device_of(whole)
     if number:
-        return Job(whole, socket.socket(fileno=int(number)), device=device)
+        _given[:] = [Job(whole, socket.socket(fileno=int(number)), device=device)]
+        return _given[0]
     _alone.append(Job(whole, *start_alone(whole), device=device))
     return _alone[-1]
+
+
+def is_training() -> bool:
+    """Whether the loop that this process was started for has begun, and is not at its end."""
+    return any(job._now is not None for job in _given)
