@@ -287,7 +287,7 @@ class Job:
             kept.setdefault(f"tables.optimizer{number}", optimizer)
         self._keeper = Keeper(kept)
         self._dense = DenseGradients(self._kept.values())
-        self._watch = OptimizerWatch(self._kept, self._dense.parameters)
+        self._watch = OptimizerWatch(kept, self._dense.parameters)
         self._steps = batches.steps
         first = find_features(batches.batch(1), collections)
         declaration = Declaration(
