@@ -59,10 +59,27 @@ def test_a_batch_that_takes_long_is_no_death_and_a_server_is_repaired_meanwhile(
     assert whole < min(after) - 2.0, "the repair has waited for the batch"
 
 
-def test_what_training_changes_on_one_rank_alone_is_noticed() -> None:
+def test_what_the_last_step_changes_on_one_rank_alone_is_noticed() -> None:
     """The control: replicas that differ do not pass for one model."""
     with pytest.raises(ClusterError, match="the replicas of the dense network differ"):
-        ScriptRun("loop.py", "unkept", "stop=3", "held", sets=(*PLAIN, "trainers=2"))
+        ScriptRun("loop.py", "unkept", "stop=1", "held", sets=(*PLAIN, "trainers=2"))
+
+
+@pytest.mark.parametrize("kill", [[], ["--kill=trainer:1@6"]])
+def test_a_step_that_one_rank_skips_is_noticed_in_the_next_one(
+    tmp_path: Path, kill: list[str]
+) -> None:
+    """It was noticed at the end; and never, where the rank that had strayed was killed later."""
+    sets = (*PROTECTED, "trainers=2")
+    done = run_script(tmp_path, "loop.py", "skips=4", "say", sets=sets, options=kill)
+    assert done.code == 1
+    both = " ".join((done.out + done.error).split())
+    assert "model is not the same on all ranks after step 4: it differs from rank 0's" in both
+    assert "skip a batch on all ranks or on none" in both
+    assert both.count("Traceback (most recent call last)") == 1
+    said = {line.split()[-2] for line in done.out.splitlines() if "0x" in line}
+    assert "4" in said
+    assert "5" not in said
 
 
 def test_one_trainer_learns_what_plain_torch_learns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ say          prints every loss, exactly
 end=N:HOW    ends in step N: see end()
 after=HOW    ends after the loop
 unkept       learns something that is neither kept nor the same on all ranks
+skips=N      takes no step of the optimizer in step N, on rank 1
 """
 
 import contextlib
@@ -28,7 +29,7 @@ import planaria.torch
 
 wanted = dict(word.partition("=")[::2] for word in sys.argv[1:])
 stop, fails = int(wanted.get("stop", -1)), int(wanted.get("raise", -1))
-apart = int(wanted.get("apart", -99))
+apart, skips = int(wanted.get("apart", -99)), int(wanted.get("skips", -1))
 caught = int(wanted.get("caught", -1))
 ends, _, how = wanted.get("end", "-1:").partition(":")
 sleeps, _, seconds = wanted.get("sleep", "-1:0").partition(":")
@@ -102,7 +103,8 @@ for dense, bags, ids, liked in held or batches():
         (0.5 * loss_of(model(dense * 0.5, bags, ids), liked)).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for one in (optimizer, schedule, of_tables, schedule_of_tables):
-        one.step()
+        if one is not optimizer or step != skips or job.rank != 1:
+            one.step()
     if step % 5 == 0:  # the last step is one of these
         model.eval()
         if job.rank == 0:

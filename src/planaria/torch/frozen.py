@@ -21,7 +21,7 @@ import ctypes
 import struct
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from functools import lru_cache
 from hashlib import blake2b
@@ -131,14 +131,14 @@ def _fill(body: State, pieces: list[Piece]) -> None:
         if size:
             source = fetched.get(start, source)
             if not source.is_contiguous() or source.is_neg() or source.is_conj():
-                source = _in_order(source)
+                source = in_order(source)
             # A view of each, to copy between views, would cost more than the copy.
             ctypes.memmove(base + start, source.data_ptr(), size)
         if gap := -size % ALIGNMENT_BYTES:
             ctypes.memset(base + start + size, 0, gap)
 
 
-def _in_order(tensor: torch.Tensor) -> torch.Tensor:
+def in_order(tensor: torch.Tensor) -> torch.Tensor:
     # contiguous() would leave a single element the stride that it has, and views of it fail.
     values = tensor.detach().resolve_conj().resolve_neg()
     return values.clone(memory_format=torch.contiguous_format)
@@ -151,7 +151,7 @@ def _fetch(pieces: list[Piece]) -> dict[int, torch.Tensor]:
         by_device.setdefault(piece[2].device, []).append(piece)
     found: dict[int, torch.Tensor] = {}
     for some in by_device.values():
-        flat = [_in_order(source).reshape(-1).view(torch.uint8) for _, _, source in some]
+        flat = [in_order(source).reshape(-1).view(torch.uint8) for _, _, source in some]
         parts = torch.cat(flat).cpu().split([size for _, size, _ in some])
         found |= {start: part for (start, _, _), part in zip(some, parts, strict=True)}
     return found
@@ -312,6 +312,36 @@ def unpack(state: State, *, on_cpu: bool = False) -> Any:
     except Exception as error:
         raise StateError(f"a kept state is damaged: {error}; use another copy of it") from error
     return value
+
+
+def sections(state: State) -> Iterator[tuple[str, bytes, State]]:
+    """Of each key of a dictionary that was packed: what the header says of it, and its body."""
+    header, body = _split(state)
+    end = 0
+    for name, raw in msgspec.msgpack.decode(header, type=dict[str, msgspec.Raw]).items():
+        node = bytes(raw)
+        start, end = end, end + _body_bytes(node)
+        yield name, node, body[start:end]
+
+
+@lru_cache(256)
+def _body_bytes(node: bytes) -> int:
+    """Most objects have the same structure in each step."""
+    return _bytes_in_body(msgspec.msgpack.decode(node))
+
+
+def _bytes_in_body(node: Node) -> int:
+    if isinstance(node, dict):
+        return sum(map(_bytes_in_body, node.values()))
+    if not isinstance(node, list):
+        return 0
+    tag = node[0]
+    if tag in (Tag.LIST, Tag.TUPLE, Tag.ORDERED, Tag.COUNTER):
+        return sum(map(_bytes_in_body, node[1:]))
+    if tag not in (Tag.TENSOR, Tag.ARRAY):
+        return 0
+    itemsize = DTYPES[node[1]].itemsize if tag == Tag.TENSOR else np.dtype(node[1]).itemsize
+    return _aligned(prod(node[2]) * itemsize)
 
 
 def _split(state: State) -> tuple[bytes, State]:

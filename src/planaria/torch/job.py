@@ -45,6 +45,7 @@ from planaria.torch.features import bind_all, made_tables
 from planaria.torch.frozen import State
 from planaria.torch.keeping import Keeper, digest, seed_torch
 from planaria.torch.looking_ahead import Ahead, find_features
+from planaria.torch.replicas import Replicas
 from planaria.torch.routed import JobRouter
 from planaria.torch.sparse import SparseStep
 from planaria.torch.watching import OptimizerWatch
@@ -83,6 +84,7 @@ class Job:
         """The last one that is done; during a step, the one before it."""
         self._line = line
         self._kept: dict[str, object] = {}
+        self._replicas = Replicas()
         self._client: Client | None = None
         self._now: _Step | None = None
         self._accumulating = False
@@ -300,8 +302,8 @@ class Job:
         for number, optimizer in enumerate(self._optimizers):
             kept.setdefault(f"tables.optimizer{number}", optimizer)
         self._keeper = Keeper(kept)
-        self._dense = DenseGradients(self._kept.values())
-        self._watch = OptimizerWatch(self._kept, self._dense.parameters)
+        self._dense = DenseGradients(kept, self.world_size)
+        self._watch = OptimizerWatch(kept, self._dense.parameters)
         self._steps = batches.steps
         first = find_features(batches.batch(1), collections)
         declaration = Declaration(
@@ -343,8 +345,8 @@ class Job:
         self._client = client
         register_optimizer_step_pre_hook(self._before_optimizer)
         if self.world_size > 1:
-            for parameter in self._dense.parameters:
-                parameter.register_post_accumulate_grad_hook(lambda _: self._on_backward())
+            self._replicas.hold(state)
+            self._dense.on_backward(self._on_backward)
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Any of this process is about to step."""
@@ -379,7 +381,10 @@ class Job:
             self._sync()
         self._tell_of(now)
         self._client.sum(now.step)
-        self._client.end_step(now.step, self._keeper.freeze())
+        state = self._keeper.freeze()
+        self._client.end_step(now.step, state)
+        if self.world_size > 1:
+            self._replicas.hold(state)
         self.step = now.step
 
     def _tell_of(self, now: _Step) -> None:
@@ -423,12 +428,15 @@ class Job:
         per_arena = [own if self.world_size == 1 else own * scale for _, own in gradients]
         routed = self._router.route([rows for rows, _ in gradients])
         alone = self.world_size == 1
-        dense = np.zeros(0, np.float32) if alone else self._dense.collect(self.rank)
+        said = self._replicas.said
+        dense = np.zeros(0, np.float32) if alone else self._dense.collect(self.rank, said)
         lrs = [self._lr(arena.optimizer.group, now.step) for arena in self.config.arenas]
         self._client.push(now.step, routed.rows, routed.split(per_arena), lrs, dense)
         now.rows = routed.counts
         if not alone:
-            self._dense.spread(self._client.sum(now.step), self.world_size)
+            total = self._client.sum(now.step)
+            self._replicas.compare(self._dense.heard(total), now.step - 1)
+            self._dense.spread(total)
 
     def _lr(self, group: int, step: int) -> float:
         """Of an optimizer by its number; 0: of tables without one of their own."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from planaria.dense import KEEP, part_of, sum_in_rank_order
+from planaria.errors import StateError
 from planaria.kernels.types import Floats
 
 
@@ -66,6 +67,12 @@ class Reduction:
         came = self._came.get(step, {})
         if len(came) < self.trainers or rank in self._parts.get(step, ()):
             return None
+        if len({gradient.shape for gradient in came.values()}) > 1:
+            raise StateError(
+                f"ranks give dense gradients of different sizes in step {step}: all must train the "
+                "same parameters, with buffers of the same shapes; freeze and unfreeze on all "
+                "ranks alike, by job.step >= N rather than =="
+            )
         total = sum_in_rank_order([came[other] for other in range(self.trainers)])
         self._parts.setdefault(step, {})[rank] = total
         return total
