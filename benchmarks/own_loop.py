@@ -62,6 +62,7 @@ class Sizes(NamedTuple):
     rows: int
     steps: int
     rounds: int
+    networks: list[str]
 
 
 def job(sizes: Sizes, *sets: str) -> Config:
@@ -105,8 +106,8 @@ def compared(what: str, medians: dict[str, Speed], ours: str, other: str, bar: f
 def loops(sizes: Sizes) -> list[Row]:
     """The same model on the same samples: our loop, and a user's."""
     rows = []
-    for name, network in NETWORKS.items():
-        config = job(sizes, *network)
+    for name in sizes.networks:
+        config = job(sizes, *NETWORKS[name])
         sides: dict[str, Side] = {
             "built-in": lambda config=config: built_in_speed(config),  # type: ignore[misc]
             "user's": lambda config=config: script_speed(config, INCLUDED)[0],  # type: ignore[misc]
@@ -119,8 +120,8 @@ def loops(sizes: Sizes) -> list[Row]:
 def plain(sizes: Sizes) -> list[Row]:
     """The user's loop, and what plain torch does in one process, in its better form."""
     rows = []
-    for name, network in NETWORKS.items():
-        config = job(sizes, *network)
+    for name in sizes.networks:
+        config = job(sizes, *NETWORKS[name])
         sides: dict[str, Side] = {
             "ours": lambda config=config: script_speed(config, INCLUDED)[0],  # type: ignore[misc]
             "plain": lambda config=config: plain_speed(config, sizes.steps),  # type: ignore[misc]
@@ -212,14 +213,16 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--only", choices=PARTS, help="one part")
+    parser.add_argument("--network", choices=NETWORKS, help="one, instead of both in turn")
     parser.add_argument("--quick", action="store_true", help="20,000 rows, 60 steps, one round")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of each of the 26 tables")
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    sizes = Sizes(options.rows, options.steps, options.rounds)
+    networks = [options.network] if options.network else list(NETWORKS)
+    sizes = Sizes(options.rows, options.steps, options.rounds, networks)
     if options.quick:
-        sizes = Sizes(20_000, 60, 1)
+        sizes = Sizes(20_000, 60, 1, networks)
     rows: list[Row] = []
     for name, part in PARTS.items():
         if options.only in (None, name):
