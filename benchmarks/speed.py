@@ -5,6 +5,7 @@ Read at two steps of a job that is running, so nothing is slowed down by being w
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from pathlib import Path
@@ -33,13 +34,21 @@ class Speed(NamedTuple):
 
 
 def cpu_of(pid: int, role: str) -> Use:
+    """Threads that have ended count as others."""
     found: Use = Counter()
     for task in Path(f"/proc/{pid}/task").iterdir():
-        name, fields = (task / "stat").read_text().rsplit(") ", 1)
-        user, system = fields.split()[11:13]
-        thread = "io" if "ZMQ" in name else "main" if task.name == str(pid) else "other"
-        found[role, thread] += int(user) + int(system)
+        with contextlib.suppress(FileNotFoundError):  # it has just ended
+            name, ticks = _ticks(task)
+            thread = "io" if "ZMQ" in name else "main" if task.name == str(pid) else "other"
+            found[role, thread] += ticks
+    found[role, "other"] += _ticks(Path(f"/proc/{pid}"))[1] - found.total()
     return found
+
+
+def _ticks(folder: Path) -> tuple[str, int]:
+    name, fields = (folder / "stat").read_text().rsplit(") ", 1)
+    user, system = fields.split()[11:13]
+    return name, int(user) + int(system)
 
 
 class Looks(Watcher):
