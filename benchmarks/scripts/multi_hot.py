@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from planaria.cluster.node import MemberNode
+from planaria.cluster.node import Node
 from planaria.config import Config
 from planaria.data import DENSE_FEATURES, Samples
 from planaria.models import DLRM
@@ -55,16 +55,16 @@ class MultiHot:
 def count_dense_bytes() -> Counter[str]:
     """What this process sends for the sum from now on, by kind of message."""
     sent: Counter[str] = Counter()
-    post = MemberNode.post
+    post = Node.post
 
-    def counting(node: MemberNode, outbox: Outbox) -> None:
+    def counting(node: Node, outbox: Outbox) -> None:
         for _, message in outbox:
             if isinstance(message, DenseGradient | DenseSum):
                 frames = node.transport.encode(message)
                 sent[type(message).__name__] += sum(memoryview(frame).nbytes for frame in frames)
         post(node, outbox)
 
-    MemberNode.post = counting  # type: ignore[method-assign]
+    Node.post = counting  # type: ignore[assignment, method-assign]
     return sent
 
 
