@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import statistics
 import sys
@@ -23,6 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import zmq
 
+from benchmarks.in_process import plain_speed
 from planaria.cluster.run import JobRun
 from planaria.config import Config
 from planaria.schedule import Fault, parse_kill, resolve
@@ -91,30 +91,13 @@ def run(config: Config, schedule: list[Fault] | None = None) -> tuple[dict[str, 
     return job_run.run(), job_run
 
 
-def _plain(config: Config, steps: int, answer: Any) -> None:
-    from benchmarks.in_process import samples_per_s
-
-    answer.put(samples_per_s(config, steps))
-
-
-def plain_samples_per_s(config: Config, steps: int) -> float:
-    """In a process of its own, so that its memory is gone afterwards."""
-    context = multiprocessing.get_context("spawn")
-    answer = context.Queue()
-    process = context.Process(target=_plain, args=(config, steps, answer))
-    process.start()
-    found: float = answer.get(timeout=1200)
-    process.join()
-    return found
-
-
 def throughput(sizes: Sizes) -> list[Row]:
     """Samples per second of the strategies and of plain PyTorch, interleaved."""
     sides: dict[str, Callable[[], float]] = {
         "none": lambda: run(job(sizes, "strategy=none"))[0]["samples_per_s"],
         "r = 1": lambda: run(job(sizes, "parity=1"))[0]["samples_per_s"],
         "r = 2": lambda: run(job(sizes, "parity=2", "k=4"))[0]["samples_per_s"],
-        "plain": lambda: plain_samples_per_s(job(sizes, "strategy=none"), sizes.steps),
+        "plain": lambda: plain_speed(job(sizes, "strategy=none"), sizes.steps).samples_per_s,
     }
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for round_number in range(sizes.rounds):

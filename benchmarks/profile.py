@@ -11,60 +11,17 @@ thread did not run: for the servers, or for a core.
 from __future__ import annotations
 
 import argparse
-import os
-from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster import Sizes, job
-from planaria.cluster.attempt import Attempt
-from planaria.cluster.events import JobEvent, Watcher
+from benchmarks.speed import Looks
 from planaria.cluster.run import JobRun
-from planaria.config import Config
-from planaria.wire.control import StepDone
-
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-FIRST_STEP = 20  # start-up is over by then
-
-Use = Counter[tuple[str, str]]
-"""(role, thread) -> ticks of CPU"""
-
-
-def cpu_of(pid: int, role: str) -> Use:
-    found: Use = Counter()
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        name, fields = (task / "stat").read_text().rsplit(") ", 1)
-        user, system = fields.split()[11:13]
-        thread = "io" if "ZMQ" in name else "main" if task.name == str(pid) else "other"
-        found[role, thread] += int(user) + int(system)
-    return found
-
-
-class Looks(Watcher):
-    """Looks at a job's processes when a first and a last step are done."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.looks: list[tuple[int, float, Use]] = []
-
-    def on_event(self, event: JobEvent, processes: Attempt) -> None:
-        done = event.what
-        if not isinstance(done, StepDone) or done.rank != 0:
-            return
-        if done.step in (FIRST_STEP, self.config.steps):
-            use: Use = Counter()
-            for process in processes.launcher.processes.values():
-                use += cpu_of(process.handle.pid, process.role)
-            self.looks.append((done.step, event.at, use))
 
 
 def profile(name: str, config: Any) -> None:
     watched = Looks(config)
     JobRun(config, observers=[watched]).run()
-    (first, start, before), (last, end, after) = watched.looks
-    steps = last - first
-    wall_ms = (end - start) / steps * 1e3
-    used = {key: (after[key] - before[key]) / TICKS_PER_S / steps * 1e3 for key in sorted(after)}
+    wall_ms, used = watched.per_step()
     waits_ms = wall_ms - used["trainer", "main"]
     print(f"{name}: {wall_ms:.1f} ms a step, of which the trainer waits {waits_ms:.1f}")
     for (role, thread), cpu_ms in used.items():

@@ -54,6 +54,7 @@ inline void pool_bag(const float* values, Size dim, const Bags& bags, Pooling po
     }
 }
 
+// The bags of a feature go to places that lie a whole row of `out` apart.
 void pool(const float* values, size_t dim, const Bags& bags, float* out, size_t prefetch_rows,
           size_t begin, size_t end) {
     size_t asked = static_cast<size_t>(bags.offsets[begin]);
@@ -66,6 +67,8 @@ void pool(const float* values, size_t dim, const Bags& bags, float* out, size_t 
                     const size_t ahead = static_cast<size_t>(bags.offsets[bag + 1]) + prefetch_rows;
                     for (const size_t upto = ahead < n_ids ? ahead : n_ids; asked < upto; ++asked)
                         prefetch<0>(values + bags.index[asked] * row_dim, row_dim * 4);
+                    if (bag + rows_ahead < last)
+                        prefetch<1>(out + place_of(bags, bag + rows_ahead, feature), row_dim * 4);
                 }
                 pool_bag(values, row_dim, bags, pooling, bag, out + place_of(bags, bag, feature));
             }
@@ -122,16 +125,20 @@ inline size_t bag_backward(const float* grad, Size dim, const Bags& bags, Poolin
 }
 
 // Each thread passes over all ids and adds those of its own rows, so no two threads write one row
-// and the order of additions is that of one thread.
+// and the order of additions is that of one thread. The gradients of a feature's bags lie a whole
+// row of `grads` apart, where the hardware fetches nothing ahead.
 void pool_backward(const float* grads, size_t dim, const Bags& bags, float* out, size_t begin,
                    size_t end) {
     with_fixed(dim, [&](auto row_dim) {
         size_t next = 0;  // rows seen so far, of all threads' rows
         by_feature(bags, 0, bags.n_bags, [&](size_t feature, size_t bag, size_t last) {
             const Pooling pooling = static_cast<Pooling>(bags.poolings[feature]);
-            for (; bag < last; ++bag)
+            for (; bag < last; ++bag) {
+                if (bag + rows_ahead < last)
+                    prefetch<0>(grads + place_of(bags, bag + rows_ahead, feature), row_dim * 4);
                 next = bag_backward(grads + place_of(bags, bag, feature), row_dim, bags, pooling,
                                     bag, out, begin, end, next);
+            }
         });
     });
 }

@@ -78,3 +78,12 @@ def test_nothing_is_asked_for_and_nothing_comes() -> None:
     assert [own.shape for own in routed.gather(routed.split(values))] == [
         own.shape for own in values
     ]
+
+
+def test_a_route_is_found_again_by_the_very_arrays_that_it_was_made_of() -> None:
+    router = JobRouter(JOBS[3, 1])
+    rows = [np.array([3, 1, 2]), np.array([0, 4])]
+    routed, other = router.route(rows), router.route([np.array([7]), np.array([5])])
+    assert router.route(rows) is routed, "gradients of a step, after the rows of the next one"
+    assert router.route([rows[0], rows[1].copy()]) is not routed
+    assert other.counts == router.route([np.array([7]), np.array([5])]).counts

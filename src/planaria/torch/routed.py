@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from planaria.trainer.routing import Router
 class Routed:
     """Distinct rows per arena, and which run of them each place has."""
 
+    of: list[Index]  # the rows
     parts: list[Parts]
     runs: list[list[slice]]  # per arena, by place
     dims: Sequence[int]
@@ -64,19 +66,33 @@ class Routed:
         }
 
 
+ROUTES_KEPT = 2  # of the step in progress, and of the next one, whose rows were asked for ahead
+
+
 class JobRouter:
-    """Where the rows of a job are."""
+    """Where the rows of a job are.
+
+    Gradients go where the rows came from. So the last routes are kept, and found again by the very
+    arrays that were given; nobody may write to them.
+    """
 
     def __init__(self, config: Config) -> None:
         self._routers = [Router(config.layout.arena(arena.rows)) for arena in config.arenas]
         self._dims = [arena.dim for arena in config.arenas]
+        self._kept: deque[Routed] = deque(maxlen=ROUTES_KEPT)
 
     def route(self, rows: Sequence[Index]) -> Routed:
         """rows: per arena, distinct arena rows."""
+        for routed in self._kept:
+            pairs = zip(rows, routed.of, strict=True)
+            if all(one is other or not len(one) + len(other) for one, other in pairs):
+                return routed
         parts = [router.partition(own) for router, own in zip(self._routers, rows, strict=True)]
         runs = []
         for part in parts:
             ends = np.cumsum(part.counts).tolist()
             counts = part.counts.tolist()
             runs.append([slice(end - n, end) for end, n in zip(ends, counts, strict=True)])
-        return Routed(parts, runs, self._dims)
+        routed = Routed(list(rows), parts, runs, self._dims)
+        self._kept.append(routed)
+        return routed

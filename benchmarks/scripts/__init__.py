@@ -1,0 +1,1 @@
+"""Scripts that benchmarks run as the trainers of a job."""
