@@ -6,6 +6,7 @@ which stands in their command line or has their log.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -211,6 +212,18 @@ def processes_of(folder: Path) -> list[int]:
                 found.append(int(entry.name))
         except OSError:
             continue  # it ended meanwhile
+    return found
+
+
+def processes_of_scripts(folder: Path) -> list[int]:
+    """Those that run a script in the folder for a test of this process: others run them as well."""
+    worker = f"PYTEST_XDIST_WORKER={os.environ.get('PYTEST_XDIST_WORKER', '')}".encode()
+    found = []
+    for number in processes_of(folder):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            variables = Path(f"/proc/{number}/environ").read_bytes().split(b"\0")
+            if worker in variables or "PYTEST_XDIST_WORKER" not in os.environ:
+                found.append(number)
     return found
 
 

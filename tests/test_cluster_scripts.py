@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster_commands import wait_for_line
-from cluster_jobs import Blow, leaving_nothing, processes_of
+from cluster_jobs import Blow, leaving_nothing, processes_of_scripts
 from script_jobs import (
     PLAIN,
     SCRIPTS,
@@ -32,7 +32,7 @@ PROTECTED = ("servers=3", "parity=1")
 def folder() -> Iterator[Path]:
     with leaving_nothing() as folder:
         yield folder
-        assert processes_of(SCRIPTS) == []
+        assert processes_of_scripts(SCRIPTS) == []
 
 
 # ------------------------------------------------------------------ exact

@@ -35,6 +35,7 @@ def test_whoever_steps_must_be_kept() -> None:
 
     for kept, averaged in (
         ({}, []),
+        ({"tables": planaria.torch.Adagrad(lr=0.1)}, []),
         ({"model": model}, parameters),
         ({"model": model, "schedule": schedule}, parameters),
     ):

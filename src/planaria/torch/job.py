@@ -50,13 +50,7 @@ from planaria.torch.routed import JobRouter
 from planaria.torch.sparse import SparseStep
 from planaria.torch.watching import OptimizerWatch
 from planaria.trainer.client import Client
-from planaria.trainer.declaring import (
-    MOST_BYTES,
-    Assignment,
-    Declaration,
-    Reply,
-    encode,
-)
+from planaria.trainer.declaring import MOST_BYTES, Assignment, Declaration, Reply, encode
 from planaria.wire.control import HeldOut, LastStep, LeftLoop, SaveWanted, StepDone
 
 LOSSES_KEPT = 50  # of the last steps, over which the report takes the mean

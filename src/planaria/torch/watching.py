@@ -21,7 +21,8 @@ class OptimizerWatch:
         keep = [one for one in kept.values() if not isinstance(one, LRScheduler)]
         inside = [found for one in keep for found in getattr(one, "__dict__", {}).values()]
         self._kept = {id(one) for one in (*keep, *inside)}
-        self._keeps_one = any(isinstance(one, torch.optim.Optimizer) for one in (*keep, *inside))
+        torchs = [one for one in (*keep, *inside) if isinstance(one, torch.optim.Optimizer)]
+        self._keeps_one = any(not isinstance(one, SparseOptimizer) for one in torchs)
         for name, one in kept.items():
             if isinstance(one, torch.optim.Optimizer) and not self._changes_what_is_kept(one):
                 raise StateError(
