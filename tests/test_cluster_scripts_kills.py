@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster_commands import LIMIT_S, wait_for_checkpoint
-from cluster_jobs import blows, leaving_nothing, processes_of
+from cluster_jobs import blows, leaving_nothing, processes_of_scripts
 from script_jobs import (
     PLAIN,
     SCRIPTS,
@@ -29,7 +29,7 @@ LOOP = ("loop.py", "two_epochs")
 def folder() -> Iterator[Path]:
     with leaving_nothing() as folder:
         yield folder
-        assert processes_of(SCRIPTS) == []
+        assert processes_of_scripts(SCRIPTS) == []
 
 
 @pytest.mark.parametrize(
