@@ -215,7 +215,7 @@ def _as_real(values: torch.Tensor) -> torch.Tensor:
 
 def _bytes_of(tensor: torch.Tensor) -> Bytes:
     """uint8[n], in the order of its numbers."""
-    found: Bytes = in_order(tensor).reshape(-1).view(torch.uint8).cpu().numpy()
+    found: Bytes = in_order(tensor).reshape(-1).view(torch.uint8).to("cpu").numpy()
     return found
 
 
