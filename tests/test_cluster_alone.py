@@ -106,6 +106,7 @@ def test_its_model_is_saved_where_it_was_started_wherever_it_goes(tmp_path: Path
     assert [one.step for one in list_checkpoints(tmp_path / "saved")] == [30]
 
 
+@pytest.mark.campaign
 def test_a_user_who_thinks_is_not_taken_for_hung() -> None:
     limits = ("cluster.hang_limit_s=1", "cluster.heartbeat_limit_ms=3000")
     with started_alone("sleep=5:6", sets=(*PROTECTED, *limits)) as process:

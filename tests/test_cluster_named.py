@@ -123,6 +123,7 @@ def test_kills_change_no_bit(folder: Path, alone: dict[str, object]) -> None:
     assert (beaten["digest"], beaten["auc"]) == (alone["digest"], alone["auc"])
 
 
+@pytest.mark.campaign
 def test_a_job_of_files_goes_on_from_its_checkpoint_without_its_settings(
     folder: Path, alone: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_job_of_files_goes_on_from_its_checkpoint_without_its_settings(
     assert np.load(folder / "scores.npy").shape == (SAMPLES,)
 
 
+@pytest.mark.campaign
 def test_tables_of_others_are_imported_by_the_schema_of_the_files(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +218,8 @@ def test_a_named_model_learns_from_samples_without_end(tmp_path: Path) -> None:
     [
         ("data.schema=other.yaml", "has no column 'usr'"),
         ("data.path=cut.parquet", "damaged or cut off"),
-        ("data.path=nothing/*.parquet", "there are no such files"),
+        ("data.path=nothing/*.parquet", "data.path: expected files, but there are no"),
+        ("data.schema=nothing.yaml", "data.schema: expected a file, but there is no"),
         ("model.name=dcn", "did you mean dcn_v2?"),
         ("model.name=nowhere:Model", "there is no module nowhere"),
         ("model.dim=1", "model.name: deepfm does not fit the data"),
@@ -228,12 +231,12 @@ def test_what_is_wrong_gets_a_sentence(
     monkeypatch.chdir(folder)
     Path("other.yaml").write_text(SCHEMA.replace("user", "usr"))
     Path("cut.parquet").write_bytes(Path("clicks.parquet").read_bytes()[:5000])
-    config = Config.load(None, [*settings(), "model.name=deepfm", setting])
     with pytest.raises(PlanariaError, match=re.escape(sentence)):
-        make_all(config)
+        make_all([*settings(), "model.name=deepfm", setting])
 
 
-def make_all(config: Config) -> None:
+def make_all(sets: list[str]) -> None:
+    config = Config.load(None, sets)
     schema = open_data(config).schema
     make_model(config, schema, EmbeddingBagCollection(table_configs(schema, config.model.dim)))
 

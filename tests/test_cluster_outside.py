@@ -40,6 +40,7 @@ def command(*words: object) -> str:
     return done.output
 
 
+@pytest.mark.campaign
 def test_out_and_in_again_is_as_if_it_had_never_left(tmp_path: Path) -> None:
     JobRun(tiny(*PLAIN, "steps=10", f"checkpoint.path={tmp_path / 'first'}")).run()
     command("export", tmp_path / "first", tmp_path / "model", "--to", "dcp", "--optimizer")

@@ -93,6 +93,7 @@ def test_one_trainer_learns_what_plain_torch_learns(monkeypatch: pytest.MonkeyPa
 # ------------------------------------------------------------------ how a job ends
 
 
+@pytest.mark.campaign
 def test_a_loop_that_is_left_ends_its_job_saved_and_is_gone_on_with_later(tmp_path: Path) -> None:
     sets = (*PLAIN, "trainers=1", f"checkpoint.path={tmp_path / 'saved'}")
     left = run_script(tmp_path, "loop.py", "stop=7", sets=sets)
