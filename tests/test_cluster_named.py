@@ -185,7 +185,9 @@ def test_the_built_in_model_scores_lines_as_its_job_did(tmp_path: Path) -> None:
     done = run(tmp_path, *(word for one in sets for word in ("--set", one)))
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
-    for name in ("last.txt", "unlabelled.txt"):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "unlabelled.txt").rename(tmp_path / "folder" / "unlabelled.txt")
+    for name in ("last.txt", "folder"):
         words = ("predict", "saved", name, f"{name}.npy")
         command = [sys.executable, "-c", MAIN, *words]
         scored = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -194,7 +196,7 @@ def test_the_built_in_model_scores_lines_as_its_job_did(tmp_path: Path) -> None:
     found = np.load(tmp_path / "last.txt.npy")
     labels = np.array([int(line[0]) for line in lines[2000:]])
     assert auc(labels, found) == pytest.approx(report["auc"], abs=1e-6)
-    assert np.array_equal(found, np.load(tmp_path / "unlabelled.txt.npy"))
+    assert np.array_equal(found, np.load(tmp_path / "folder.npy"))
 
 
 @pytest.mark.campaign

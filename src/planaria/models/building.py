@@ -17,18 +17,17 @@ from planaria.data import (
     DENSE_FEATURES,
     PRESETS,
     Batch,
-    CriteoFile,
     Samples,
     Schema,
     Source,
     Sparse,
-    Synthetic,
 )
 from planaria.data.opening import open_source
 from planaria.data.split import split_source
 from planaria.errors import ArgumentError, ConfigError
 from planaria.models.registry import MODELS, load_model
 from planaria.torch import EmbeddingBagConfig, KeyedJaggedTensor
+from planaria.trainer.training import make_source
 
 Progress = Callable[[], None]
 
@@ -90,13 +89,7 @@ def open_data(config: Config, on_progress: Progress = lambda: None) -> Data:
         assert data.path is not None
         source = open_source(data.path, schema, on_progress)
         return Data(*split_source(source, data.validation, config.seed), schema)
-    rows = config.model.table_rows
-    samples: Source
-    if data.source == "criteo":
-        assert data.path is not None
-        samples = CriteoFile(data.path, rows, on_progress=on_progress)
-    else:
-        samples = Synthetic(rows, seed=config.seed, exponent=data.zipf)
+    samples = make_source(config, on_progress)
     learnt = config.steps * config.batch  # the held-out ones lie behind them
     training = Rows(samples, schema.keys, 0, samples.samples)
     return Data(training, Rows(samples, schema.keys, learnt, data.test_samples), schema)

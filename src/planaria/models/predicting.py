@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +22,10 @@ from torch import nn
 from planaria.checkpoints import Checkpoint
 from planaria.config import Config
 from planaria.data import PRESETS, Evaluation, Quality, Schema, chances
-from planaria.data.blocks import Paths
+from planaria.data.blocks import Paths, find_files
+from planaria.data.csv import ENDINGS as TEXT
 from planaria.data.opening import first_line, open_source, open_tables
+from planaria.data.parquet import ENDINGS as PARQUET
 from planaria.errors import ConfigError, DataError
 from planaria.exporting import export
 from planaria.files import write_atomically
@@ -197,14 +199,15 @@ def _schema(config: Config) -> Schema:
 
 def _without_missing_label(paths: Paths, schema: Schema) -> Schema:
     """Samples that are to be scored need not be labelled."""
-    if schema.columns:  # of text without a header: one column fewer
+    first = find_files(paths, (*PARQUET, *TEXT))[0]
+    if schema.columns and not first.endswith(PARQUET):  # no header: there is one column fewer
         rest = tuple(name for name in schema.columns if name != schema.label)
-        fields = first_line(str(paths)).count(schema.delimiter) + 1
-        if fields == len(rest):
+        if first_line(first).count(schema.delimiter) + 1 == len(rest):
             return msgspec.structs.replace(schema, label="", columns=rest)
         return schema
-    names = open_tables(paths, schema).tables.columns
-    return schema if schema.label in names else msgspec.structs.replace(schema, label="")
+    with closing(open_tables(paths, schema).tables) as tables:
+        labelled = schema.label in tables.columns
+    return schema if labelled else msgspec.structs.replace(schema, label="")
 
 
 def _dense_state(config: Config, checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
