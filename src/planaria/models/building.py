@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from planaria.data.split import split_source
 from planaria.errors import ArgumentError, ConfigError
 from planaria.models.registry import MODELS, load_model
 from planaria.torch import EmbeddingBagConfig, KeyedJaggedTensor
+from planaria.torch.devices import CPU
 from planaria.trainer.training import make_source
 
 Progress = Callable[[], None]
@@ -125,10 +126,12 @@ def make_model(config: Config, schema: Schema, collection: nn.Module) -> nn.Modu
         raise ConfigError(f"model.name: {model.name} does not fit the data: {error}") from None
 
 
-def make_optimizer(config: Config, parameters: Any) -> torch.optim.Optimizer:
+def make_optimizer(config: Config, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """For the dense part: the rule that the tables have, as torch has it."""
-    rule = config.optimizer_rule
-    common = {"lr": rule.lr, "weight_decay": rule.weight_decay}
+    rule, parameters = config.optimizer_rule, list(parameters)
+    # One native call for all of them; torch itself takes the loop in Python on a CPU.
+    fused = all(one.is_floating_point() and one.device == CPU for one in parameters)
+    common = {"lr": rule.lr, "weight_decay": rule.weight_decay, "fused": fused or None}
     if rule.name == "sgd":
         return torch.optim.SGD(parameters, **common)
     if rule.name == "momentum":
