@@ -22,7 +22,7 @@ from planaria.cluster.files import Beginning, JobFiles
 from planaria.cluster.launcher import LocalLauncher
 from planaria.cluster.node import limits_of
 from planaria.cluster.scripts import Scripts
-from planaria.cluster.transport import Transport
+from planaria.cluster.transport import open_transport
 from planaria.config import Config
 from planaria.control.losses import Losses
 from planaria.control.saving import SaveMachine, named
@@ -95,7 +95,7 @@ class Attempt:
         try:
             keys = self.files.create(self.config, self.beginning)
             bind = self.files.bind_address(self.config, SUPERVISOR)
-            self.transport = Transport(SUPERVISOR, keys, bind, limits_of(self.config))
+            self.transport = open_transport(SUPERVISOR, keys, bind, limits_of(self.config))
             address = self.transport.address.encode()
             write_atomically(self.files.folder / "supervisor.address", address)
             launcher = LocalLauncher(self.config, self.files, self._scripts)

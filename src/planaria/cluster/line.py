@@ -12,9 +12,7 @@ import queue
 import threading
 import time
 
-import zmq
-
-from planaria.cluster.transport import Transport
+from planaria.cluster.transport import Connection, Transport
 from planaria.coordinator.watch import Pulse
 from planaria.errors import WireError
 from planaria.wire.control import Control, Told, Working
@@ -78,8 +76,8 @@ class Line:
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        to_supervisor = self._transport.new_dealer(self._supervisor)
-        beats: tuple[str, zmq.Socket[bytes] | None] = ("", None)
+        to_supervisor = self._transport.connect(self._supervisor)
+        beats: tuple[str, Connection | None] = ("", None)
         next_beat = time.monotonic()
         while True:
             with contextlib.suppress(queue.Empty):
@@ -98,25 +96,24 @@ class Line:
             beats = self._beat(beats, now)
         to_supervisor.close()
         if beats[1] is not None:
-            beats[1].close(linger=0)
+            beats[1].close()
 
     def _beat(
-        self, beats: tuple[str, zmq.Socket[bytes] | None], now: float
-    ) -> tuple[str, zmq.Socket[bytes] | None]:
-        (address, dealer), wanted = beats, self.coordinator
+        self, beats: tuple[str, Connection | None], now: float
+    ) -> tuple[str, Connection | None]:
+        (address, connection), wanted = beats, self.coordinator
         if wanted != address:
-            if dealer is not None:
-                dealer.close(linger=0)
-            address, dealer = "", None
-            with contextlib.suppress(zmq.ZMQError):  # no descriptor left: at the next beat, then
-                dealer = self._transport.new_dealer(wanted) if wanted else None
+            if connection is not None:
+                connection.close()
+            address, connection = "", None
+            with contextlib.suppress(OSError):  # no descriptor left: at the next beat, then
+                connection = self._transport.connect(wanted) if wanted else None
                 address = wanted
-        if dealer is not None:
+        if connection is not None:
             beat = Heartbeat(view=NO_VIEW, age_ms=self._pulse.beat(now))
-            self._send(dealer, beat)
-        return address, dealer
+            self._send(connection, beat)
+        return address, connection
 
-    def _send(self, dealer: zmq.Socket[bytes], message: Control | Heartbeat) -> None:
-        """A full queue is no error: whoever does not hear it asks again."""
-        with contextlib.suppress(zmq.ZMQError, WireError):
-            dealer.send_multipart(self._transport.encode(message), zmq.NOBLOCK)
+    def _send(self, connection: Connection, message: Control | Heartbeat) -> None:
+        with contextlib.suppress(WireError):
+            connection.send(self._transport.encode(message))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from planaria.cluster.files import JobFiles
 from planaria.cluster.line import Line
-from planaria.cluster.transport import Transport
+from planaria.cluster.transport import open_transport
 from planaria.config import Config
 from planaria.control.supervising import EXIT_ORPHAN
 from planaria.trainer.dense import dlrm_layers
@@ -49,7 +49,7 @@ class Node:
         self.config = Config.from_dict(files.config())
         self.keys = files.keys()
         bind = files.bind_address(self.config, member)
-        self.transport = Transport(member, self.keys, bind, limits_of(self.config))
+        self.transport = open_transport(member, self.keys, bind, limits_of(self.config))
         self.line = Line(
             self.transport, files.supervisor(), self.config.cluster.heartbeat_ms / 1000
         )

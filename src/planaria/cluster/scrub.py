@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from planaria.cluster.files import JobFiles, home
-from planaria.cluster.transport import Transport
+from planaria.cluster.transport import open_transport
 from planaria.errors import ClusterError, ConfigError
 from planaria.wire.messages import NO_VIEW, Scrub, Scrubbed
 
@@ -34,7 +34,7 @@ def scrub(folder: Path, deadline_s: float) -> Scrubbed:
         if transport_kind == "ipc"
         else f"tcp://{address.removeprefix('tcp://').rpartition(':')[0]}:*"
     )
-    transport = Transport(f"client-{time.monotonic_ns()}", keys, bind)
+    transport = open_transport(f"client-{time.monotonic_ns()}", keys, bind)
     try:
         deadline = time.monotonic() + deadline_s
         while time.monotonic() < deadline:

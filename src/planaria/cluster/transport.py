@@ -1,0 +1,118 @@
+"""How the messages of a job travel: over plain sockets, or over ZeroMQ where they are encrypted.
+
+Either way a process listens at one address, has one connection to each peer that it writes to, and
+bounded queues. A message that finds a queue full is dropped, as one that meets a broken connection
+is: the protocol sends again what is not answered. A stranger can connect, and must not matter: it
+cannot prove that it belongs to the job, so nothing that it says is decoded.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import zmq
+
+from planaria.wire.codec import ANY_JOB, Envelope, encode
+from planaria.wire.limits import Limits
+from planaria.wire.messages import Member
+
+QUEUE_BYTES = 256 << 20  # that may wait per peer
+MAX_QUEUE = 2000  # messages per peer
+LINGER_S = 0.5  # how long the last messages may take after close
+BACKLOG = 1024  # connections that may wait to be accepted; as many as one role has processes
+# A stranger that does not finish its handshake is cut off, as is whoever is not there any more.
+HANDSHAKE_S = 5.0
+SILENT_S = 10.0
+GONE_S = 30.0
+
+
+class Keys(NamedTuple):
+    """What the members of one job share, and nobody else knows."""
+
+    token: bytes
+    public: bytes | None  # CURVE; None: no encryption
+    secret: bytes | None
+
+    @classmethod
+    def make(cls, token: bytes, *, encrypt: bool) -> Keys:
+        public, secret = zmq.curve_keypair() if encrypt else (None, None)
+        return cls(token, public, secret)
+
+
+class Connection(Protocol):
+    """To one peer, for a thread of its own."""
+
+    def send(self, frames: Sequence[Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Transport:
+    """A process's sockets. Not for several threads."""
+
+    address: str  # where it listens
+
+    def __init__(self, member: Member, keys: Keys, limits: Limits | None) -> None:
+        self.member = member
+        self.keys = keys
+        self.limits = limits or ANY_JOB
+        self.refused = 0  # messages that were not the job's, or not well formed
+        self.dropped = 0  # messages that could not be sent
+
+    def encode(self, message: Any) -> list[Any]:
+        return encode(self.keys.token, self.member, self.address, message, self.limits)
+
+    def send(self, address: str, frames: Sequence[Any]) -> None:
+        raise NotImplementedError
+
+    def connect(self, address: str) -> Connection:
+        """A connection of its own, for a thread of its own; the caller closes it."""
+        raise NotImplementedError
+
+    @property
+    def incoming(self) -> Any:
+        """For whoever polls it together with other things: call `receive` when it is readable."""
+        raise NotImplementedError
+
+    def poll(self, timeout_ms: int) -> bool:
+        """Waits for something to receive, or to be done."""
+        raise NotImplementedError
+
+    def receive(self, limit: int = 256) -> Iterator[Envelope]:
+        """The members' messages that are here now, at most `limit`.
+
+        What is not ours is counted and dropped. A flood of it takes no place of a member's message,
+        and a bounded time: the rest is for the next call.
+        """
+        raise NotImplementedError
+
+    def forget(self, addresses: set[str]) -> None:
+        """Closes the connections to all other addresses: those peers are gone."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+def open_transport(
+    member: Member, keys: Keys, bind: str, limits: Limits | None = None
+) -> Transport:
+    """bind: "tcp://127.0.0.1:*" or "ipc://some/path"; `address` says what it became."""
+    if keys.secret is None:
+        from planaria.cluster.sockets import Sockets
+
+        return Sockets(member, keys, bind, limits)
+    from planaria.cluster.zeromq import ZeroMQ
+
+    return ZeroMQ(member, keys, bind, limits)
+
+
+def raise_descriptor_limit() -> int:
+    """Lets this process open as many files and connections as it is allowed to; returns how many.
+
+    Call it first in a process. The usual limit of 1024 is there for programs that use select().
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
