@@ -17,7 +17,7 @@ from planaria.cluster.run import JobRun
 
 pytestmark = pytest.mark.torch
 
-STEPS = "steps=240"
+STEPS = "steps=400"
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +40,8 @@ def test_servers_trainers_and_coordinators_come_and_go_and_saves_go_on(tmp_path:
     assert len(run.killed) == 3
     assert report["digest"] == undisturbed(STEPS)
     steps = whole(report)
-    assert len(steps) >= 3, report["checkpoints"]
-    assert steps[-1] > 120, report["checkpoints"]
+    # How many there are is a matter of speed; some are, after all blows and before the end.
+    assert any(120 < step < config.steps for step in steps), report["checkpoints"]
     assert latest(tmp_path / "job", verify=True).checkpoint is not None
     start = find_start(config, resume=True)
     assert start.step == steps[-1]
