@@ -58,6 +58,7 @@ MOST_BUFFERS = 256  # of one system call
 MOST_STRANGERS = 256  # that may be about to greet
 FIRST_RETRY_S, LAST_RETRY_S = 0.02, 0.5
 PAUSE_S = 0.1  # of the door, where no descriptor is left
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Sockets(Transport):
@@ -101,6 +102,8 @@ class Sockets(Transport):
         """Sends what it can, and has the kernel tell when there is room for more, or nobody."""
         before = peer.descriptor
         peer.flush()
+        if peer.starved and self._strangers:
+            self._drop(self._strangers[0])
         if peer.descriptor != before:
             self._outgoing.pop(before, None)
         if peer.descriptor == -1:
@@ -164,25 +167,27 @@ class Sockets(Transport):
         connection.close()
 
     def _accept(self) -> None:
-        try:
-            while True:
+        for _ in range(MOST_STRANGERS):
+            try:
                 own, _ = self._door.accept()
-                connection = Incoming(own, self._greeting, self.limits)
-                self._incoming[connection.descriptor] = connection
-                self._strangers.append(connection)
-                self._epoll.register(connection.descriptor, select.EPOLLIN)
-                if len(self._strangers) > MOST_STRANGERS:
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    continue  # who was about to come in has gone
+                if self._strangers:
                     self._drop(self._strangers[0])
-        except BlockingIOError:
-            return
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                return  # who was about to come in has gone
-            if self._strangers:
+                    continue
+                # Somebody waits at the door; to look again at once would change nothing.
+                self._epoll.modify(self._door, 0)
+                self._opens_at = time.monotonic() + PAUSE_S
+                return
+            connection = Incoming(own, self._greeting, self.limits)
+            self._incoming[connection.descriptor] = connection
+            self._strangers.append(connection)
+            self._epoll.register(connection.descriptor, select.EPOLLIN)
+            if len(self._strangers) > MOST_STRANGERS:
                 self._drop(self._strangers[0])
-            # Somebody waits at the door; to look at once again would change nothing.
-            self._epoll.modify(self._door, 0)
-            self._opens_at = time.monotonic() + PAUSE_S
 
     def _see_off_strangers(self) -> None:
         if self._opens_at is None and not self._strangers:
@@ -232,6 +237,7 @@ class Outgoing:
         self.descriptor = -1  # while there is no connection
         self.waiting = 0  # bytes
         self.events = 0  # that its owner is told of
+        self.starved = False  # there was no descriptor for it
         self._greeting = memoryview(greeting)
         self._socket: socket.socket | None = None
         self._messages: deque[deque[memoryview]] = deque()
@@ -289,13 +295,14 @@ class Outgoing:
         try:
             self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             _tune(self._socket)
-            with contextlib.suppress(InterruptedError):
-                in_progress = self._socket.connect_ex(where)
-            if in_progress not in (0, errno.EINPROGRESS):
-                raise OSError(in_progress, os.strerror(in_progress))
-        except OSError:  # nobody listens, or no descriptor is left: both may pass
+            failed = self._socket.connect_ex(where)
+            if failed not in (0, errno.EINPROGRESS):
+                raise OSError(failed, os.strerror(failed))
+        except OSError as error:  # nobody listens, or no descriptor is left: both may pass
+            self.starved = error.errno in NO_ROOM
             self._broken()
             return
+        self.starved = False
         self.descriptor = self._socket.fileno()
         self._retry_s = FIRST_RETRY_S
         self._messages.appendleft(deque([self._greeting]))

@@ -1,4 +1,4 @@
-"""Sockets: members reach each other whatever strangers do, and nobody else gets anywhere."""
+"""ZeroMQ: members reach each other whatever strangers do, and nobody else gets anywhere."""
 
 from __future__ import annotations
 
@@ -17,27 +17,20 @@ import pytest
 import zmq
 from cluster_garbage import HANDSHAKE, rows
 from cluster_jobs import wait_until
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from planaria.cluster import transport as module
-from planaria.cluster.transport import (
-    MAX_QUEUE,
+from planaria.cluster import zeromq as module
+from planaria.cluster.transport import MAX_QUEUE, QUEUE_BYTES, Keys
+from planaria.cluster.zeromq import (
     MIN_INCOMING,
     MIN_OUTGOING,
-    QUEUE_BYTES,
     REFUSED_FRAMES,
-    Keys,
-    Transport,
+    ZeroMQ,
     queue_messages,
 )
 from planaria.config.job import MAX_PROCESSES
-from planaria.wire import telling
 from planaria.wire.codec import decode_trusted, encode
-from planaria.wire.control import Heard, Refused, Tell, Told
 from planaria.wire.limits import Limits
 from planaria.wire.messages import NO_VIEW, Lookup, Stop, Suspect
-from planaria.wire.telling import AGAIN_AT_ONCE, AGAIN_S, Listener, Teller
 
 KEYS = Keys.make(bytes(range(16)), encrypt=False)
 LOOPBACK = "tcp://127.0.0.1:*"
@@ -46,8 +39,8 @@ LIMIT_S = 30.0  # for what takes milliseconds
 
 
 @contextmanager
-def listening(name: str, bind: str = LOOPBACK, limits: Limits = SMALL) -> Iterator[Transport]:
-    transport = Transport(name, KEYS, bind, limits)
+def listening(name: str, bind: str = LOOPBACK, limits: Limits = SMALL) -> Iterator[ZeroMQ]:
+    transport = ZeroMQ(name, KEYS, bind, limits)
     try:
         yield transport
     finally:
@@ -79,11 +72,11 @@ def hears_the_end(connection: socket.socket) -> bool:
     return True
 
 
-def say(member: Transport, to: str, number: int) -> None:
+def say(member: ZeroMQ, to: str, number: int) -> None:
     member.send(to, member.encode(Suspect(view=NO_VIEW, member=str(number), gone=False)))
 
 
-def heard(transport: Transport) -> list[str]:
+def heard(transport: ZeroMQ) -> list[str]:
     return [
         envelope.message.member
         for envelope in transport.receive()
@@ -91,7 +84,7 @@ def heard(transport: Transport) -> list[str]:
     ]
 
 
-def hears(transport: Transport, number: int) -> bool:
+def hears(transport: ZeroMQ, number: int) -> bool:
     """Whether it comes; what comes before it is thrown away."""
     return wait_until(lambda: str(number) in heard(transport), LIMIT_S)
 
@@ -197,14 +190,15 @@ def test_queues_hold_no_more_than_their_bytes_where_messages_are_large(least: in
 
 ECHO = """
 import resource, sys
-from planaria.cluster import transport
-from planaria.cluster.transport import Keys, Transport
+from planaria.cluster import zeromq
+from planaria.cluster.transport import Keys
+from planaria.cluster.zeromq import ZeroMQ
 from planaria.wire.messages import Stop
 
 descriptors = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
-transport.HANDSHAKE_MS = 600_000  # strangers stay until they leave by themselves
-echo = Transport("echo", Keys.make(bytes(range(16)), encrypt=False), "tcp://127.0.0.1:*")
+zeromq.HANDSHAKE_S = 600.0  # strangers stay until they leave by themselves
+echo = ZeroMQ("echo", Keys.make(bytes(range(16)), encrypt=False), "tcp://127.0.0.1:*")
 print(echo.address, flush=True)
 while True:
     echo.poll(1000)
@@ -261,9 +255,9 @@ def test_300_idle_connections_leave_a_process_without_descriptors_but_at_work() 
 
 
 def test_connections_that_lead_to_nothing_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HANDSHAKE_MS", 200)
-    monkeypatch.setattr(module, "HEARTBEAT_MS", 50)
-    monkeypatch.setattr(module, "HEARTBEAT_LIMIT_MS", 200)
+    monkeypatch.setattr(module, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(module, "SILENT_S", 0.05)
+    monkeypatch.setattr(module, "GONE_S", 0.2)
     with listening("coordinator") as coordinator, listening("server-0") as member:
         say(member, coordinator.address, 0)
         assert hears(coordinator, 0)
@@ -277,10 +271,11 @@ def test_connections_that_lead_to_nothing_are_closed(monkeypatch: pytest.MonkeyP
 
 SPEAKER = """
 import itertools, sys, time
-from planaria.cluster.transport import Keys, Transport
+from planaria.cluster.transport import Keys
+from planaria.cluster.zeromq import ZeroMQ
 from planaria.wire.messages import NO_VIEW, Suspect
 
-speaker = Transport("speaker", Keys.make(bytes(range(16)), encrypt=False), "tcp://127.0.0.1:*")
+speaker = ZeroMQ("speaker", Keys.make(bytes(range(16)), encrypt=False), "tcp://127.0.0.1:*")
 print(speaker.address, flush=True)
 for number in itertools.count():
     speaker.send(sys.argv[1], speaker.encode(Suspect(view=NO_VIEW, member=str(number), gone=False)))
@@ -291,8 +286,8 @@ for number in itertools.count():
 def test_a_member_that_was_stopped_for_longer_than_its_connection_lasts_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "HEARTBEAT_MS", 50)
-    monkeypatch.setattr(module, "HEARTBEAT_LIMIT_MS", 200)
+    monkeypatch.setattr(module, "SILENT_S", 0.05)
+    monkeypatch.setattr(module, "GONE_S", 0.2)
     with (
         listening("coordinator") as coordinator,
         child(SPEAKER, coordinator.address) as (speaker, _),
@@ -306,16 +301,6 @@ def test_a_member_that_was_stopped_for_longer_than_its_connection_lasts_comes_ba
             pass  # what it had said before
         speaker.send_signal(signal.SIGCONT)
         assert wait_until(lambda: len(heard(coordinator)) > 0, LIMIT_S)
-
-
-def test_a_process_may_open_what_the_system_allows() -> None:
-    program = (
-        "import resource; from planaria.cluster.transport import raise_descriptor_limit\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))\n"
-        "print(raise_descriptor_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
-    )
-    with child(program) as (_, said):
-        assert said == "300 300 300"
 
 
 def test_a_process_can_write_to_more_peers_than_zeromq_has_sockets_by_default() -> None:
@@ -350,111 +335,3 @@ def test_a_short_queue_drops_nothing_that_its_receiver_keeps_up_with() -> None:
                 say(sender, receiver.address, number)
             assert hears(receiver, first + 15)
         assert sender.dropped == 0
-
-
-# ---------------------------------------------------------------------------- telling until heard
-
-
-class Line:
-    """Two ends and a network that does as it is told with what is on its way."""
-
-    def __init__(self) -> None:
-        self.teller = Teller()
-        self.listener = Listener()
-        self.now = 0.0
-        self.sent = 0
-        self.passed_on: list[Told] = []
-        self.under_way: list[Tell | Heard] = []
-
-    def tell(self) -> None:
-        what = Refused(what=str(self.sent))
-        self.sent += 1
-        self.under_way.append(self.teller.tell(what, self.now))
-
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-        self.under_way += self.teller.due(self.now)
-
-    def arrive(self, at: int, twice: bool) -> None:
-        message = self.under_way[at] if twice else self.under_way.pop(at)
-        if isinstance(message, Heard):
-            self.teller.heard(message.number)
-        else:
-            self.passed_on += self.listener.receive(message)
-            self.under_way.append(self.listener.heard())
-
-    def settle(self) -> None:
-        """From here on nothing is lost."""
-        for _ in range(1 + self.sent // AGAIN_AT_ONCE):
-            self.wait(2 * AGAIN_S)
-            while self.under_way:
-                self.arrive(0, twice=False)
-
-    @property
-    def expected(self) -> list[Told]:
-        return [Refused(what=str(number)) for number in range(self.sent)]
-
-
-doings = st.lists(
-    st.tuples(
-        st.sampled_from(["tell", "tell", "wait", "arrive", "arrive twice", "lose"]),
-        st.integers(0, 1000),
-    ),
-    max_size=80,
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(doings)
-def test_what_is_told_is_passed_on_once_and_in_order_whatever_the_network_does(
-    steps: list[tuple[str, int]],
-) -> None:
-    line = Line()
-    for what, number in steps:
-        if what == "tell":
-            line.tell()
-        elif what == "wait":
-            line.wait(number / 400)
-        elif line.under_way:
-            at = number % len(line.under_way)
-            if what == "lose":
-                del line.under_way[at]
-            else:
-                line.arrive(at, twice=what == "arrive twice")
-        assert line.passed_on == line.expected[: len(line.passed_on)]
-    line.settle()
-    assert line.passed_on == line.expected
-    assert line.teller.unheard == 0
-
-
-def test_what_is_not_heard_is_sent_again_at_intervals_and_some_at_a_time() -> None:
-    line = Line()
-    for _ in range(AGAIN_AT_ONCE + 5):
-        line.tell()
-    assert line.teller.due(AGAIN_S / 2) == []
-    first, second = line.teller.due(AGAIN_S), line.teller.due(AGAIN_S)
-    assert (len(first), len(second)) == (AGAIN_AT_ONCE, 5)
-    assert line.teller.due(1.5 * AGAIN_S) == []
-    line.teller.heard(AGAIN_AT_ONCE + 3)
-    assert [message.number for message in line.teller.due(2 * AGAIN_S)] == [
-        AGAIN_AT_ONCE + 4,
-        AGAIN_AT_ONCE + 5,
-    ]
-
-
-@pytest.mark.parametrize("told", [5, 6, 7, 50])
-def test_what_was_forgotten_because_nobody_listened_does_not_hold_up_the_rest(
-    monkeypatch: pytest.MonkeyPatch, told: int
-) -> None:
-    monkeypatch.setattr(telling, "MOST_UNHEARD", 5)
-    line = Line()
-    for _ in range(told):
-        line.tell()
-    line.under_way.clear()
-    assert line.teller.unheard == 5
-    line.settle()
-    assert line.passed_on == line.expected[-5:]
-    assert line.teller.unheard == 0
-    line.tell()
-    line.settle()
-    assert line.passed_on == line.expected[-6:]
