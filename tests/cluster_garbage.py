@@ -12,13 +12,13 @@ import numpy as np
 
 from planaria.wire.codec import encode
 from planaria.wire.messages import (
-    Ack,
     Delta,
     DenseCopy,
     DenseGradient,
     Done,
     Hello,
     Install,
+    Lacks,
     Lookup,
     MateReply,
     MateRequest,
@@ -93,7 +93,7 @@ def impossible() -> list[Message]:
         Delta(**delta, indices=[], deltas=[]),
         Delta(**delta, indices=[rows(far)], deltas=[words(1, 16)]),
         Delta(**delta, indices=[rows(0)], deltas=[words(1, 3)]),
-        Ack(view=FIRST, place=99, step=far),
+        Lacks(view=FIRST, place=99, deltas=[far]),
         MateRequest(**{**mate, "arena": -1}, indices=rows(0)),
         MateRequest(**{**mate, "arena": 99}, indices=rows(0)),
         MateRequest(**{**mate, "as_of": -far}, indices=rows(0)),

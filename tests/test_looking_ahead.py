@@ -15,8 +15,14 @@ from store_jobs import StoreJob
 from torch import nn
 
 from planaria import Optimizer
+from planaria.errors import RowError
 from planaria.kernels.types import Floats, Index
-from planaria.torch import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from planaria.torch import (
+    EmbeddingBag,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+)
 from planaria.torch.looking_ahead import Ahead, find_features
 
 pytestmark = pytest.mark.torch
@@ -187,3 +193,131 @@ def test_the_batches_are_closed_with_it() -> None:
     ahead.look([], lambda rows: rows)
     ahead.close()
     assert ended == [True]
+
+
+# ------------------------------------------------------------------------------------ habits
+
+
+class Loop:
+    """Steps of a loop over batches, one of them looked at ahead, as a job does it."""
+
+    def __init__(self, batches: list[Any], *bags: EmbeddingBag) -> None:
+        self.job = StoreJob(SGD, nn.ModuleList(bags))
+        self.asked: list[list[Index]] = []
+        self._ahead = Ahead(one for one in batches)
+        self._tables = [bag.tables for bag in bags]
+        self._look()
+
+    def _look(self) -> None:
+        self._ahead.look(self._tables, self._ask)
+
+    def _ask(self, rows: list[Index]) -> list[Index]:
+        self.asked.append(rows)
+        return rows
+
+    def step(self, forward: Callable[[Any], Any], *, last: bool = False) -> int:
+        """How many lookups forward has made by itself."""
+        if not last:
+            self._look()
+        step = self.job.new_step()
+        self._ahead.arrive(lambda rows: [self.job.store.lookup(0, own) for own in rows], step)
+        before = len(self.job.lookups)
+        forward(self._ahead.batch)
+        return len(self.job.lookups) - before
+
+
+def ids(*rows: list[int]) -> torch.Tensor:
+    return torch.tensor(rows)
+
+
+FORWARDS: list[tuple[str, Callable[[EmbeddingBag, Any], torch.Tensor]]] = [
+    ("whole", lambda bag, batch: bag(batch["ids"])),
+    ("column", lambda bag, batch: bag(batch["ids"][:, 1:2])),
+    ("column of one dimension", lambda bag, batch: bag(batch["ids"][:, 1], batch["offsets"])),
+    ("unsqueezed", lambda bag, batch: bag(batch["ids"][:, 0].unsqueeze(1))),
+    ("first half", lambda bag, batch: bag(batch["ids"][:1])),
+    ("offsets", lambda bag, batch: bag(batch["flat"], batch["offsets"])),
+]
+
+
+@pytest.mark.parametrize("name", dict(FORWARDS))
+def test_what_a_bag_is_called_with_is_asked_for_ahead_once_it_was_seen(name: str) -> None:
+    batches = [
+        {
+            "ids": ids([n, n + 1], [n + 2, 9]),
+            "flat": torch.tensor([n, n, 7]),
+            "offsets": torch.tensor([0, 2]),
+        }
+        for n in range(5)
+    ]
+    bag = EmbeddingBag(10, 2)
+    loop = Loop(batches, bag)
+    forward = dict(FORWARDS)[name]
+    results = []
+
+    def step(batch: Any) -> None:
+        results.append(forward(bag, batch))
+
+    # The second batch was looked at before the first step was done.
+    assert [loop.step(step, last=n == 4) for n in range(5)] == [1, 1, 0, 0, 0]
+    loop.job.new_step()
+    assert all(torch.equal(a, forward(bag, b)) for a, b in zip(results, batches, strict=True))
+
+
+def test_all_bags_of_a_batch_are_one_lookup() -> None:
+    bags = [EmbeddingBag(10, 2) for _ in range(5)]
+    loop = Loop([ids(*[[n, 3, 4, 5, 6]] * 3) for n in range(4)], *bags)
+
+    def forward(batch: torch.Tensor) -> None:
+        for column, bag in enumerate(bags):
+            bag(batch[:, column : column + 1])
+
+    assert [loop.step(forward, last=n == 3) for n in range(4)] == [5, 5, 0, 0]
+    assert [len(rows[0]) for rows in loop.asked] == [5, 5]
+
+
+def test_a_guess_that_is_wrong_is_not_used_and_not_made_for_ever() -> None:
+    """Ids that the loop changes before it uses them: seen in the batch, but with other values."""
+    bag = EmbeddingBag(10, 2)
+    loop = Loop([ids([n % 10]) for n in range(30)], bag)
+    results = []
+
+    def forward(batch: torch.Tensor) -> None:
+        results.append((int(batch), bag(batch.add_(1).remainder_(10))))
+
+    assert [loop.step(forward) for _ in range(29)] == [1] * 29, "each was looked up in its step"
+    weights = loop.job.weights("embedding_bag_0")
+    assert all(torch.equal(own[0], weights[(n + 1) % 10]) for n, own in results)
+    assert 1 <= len(loop.asked) <= 6
+
+
+def test_ids_that_are_not_of_the_batch_are_not_guessed() -> None:
+    bag = EmbeddingBag(10, 2)
+    loop = Loop([ids([n]) for n in range(6)], bag)
+    assert [loop.step(lambda batch: bag(batch.clone())) for _ in range(5)] == [1] * 5
+    assert loop.asked == []
+
+
+def test_wrong_ids_of_a_guess_are_refused_by_forward_only() -> None:
+    bag, other = EmbeddingBag(10, 2), EmbeddingBag(10, 2)
+    loop = Loop([ids([n]) for n in (1, 2, 99, 3, 4, 5)], bag, other)
+    assert loop.step(bag) == 1
+    assert loop.step(bag) == 1
+    with pytest.raises(RowError, match="has no row 99"):
+        loop.step(bag)
+
+
+def test_a_batch_of_another_shape_is_not_cut_like_the_ones_before() -> None:
+    bag = EmbeddingBag(10, 2)
+    loop = Loop([ids([1, 2]), ids([3, 4]), ids([5, 6, 7]), ids([8, 9])], bag)
+    found = [loop.step(lambda batch: bag(batch[:, -1:]), last=n == 3) for n in range(4)]
+    assert found == [1, 1, 1, 0]
+
+
+def test_a_view_of_ids_that_were_written_to_is_looked_up_again() -> None:
+    bag = EmbeddingBag(10, 2)
+    job = StoreJob(SGD, bag)
+    batch = ids([1, 2], [3, 4])
+    bag(batch[:, 1:])
+    batch.fill_(5)
+    assert torch.equal(bag(batch[:, 1:])[0], job.weights("embedding_bag_0")[5])

@@ -274,7 +274,6 @@ CONTROLS: list[Control] = [
     ("rule 15, copies", broken(AsksForNoCopies), 0, KEEPERS),
     ("found: any part ends", broken(EndsWithAnyPart), 27, KEEPERS),
     ("found: ends without a copy", broken(EndsWithoutACopy, SendsNoCopies), 3, SHORT),
-    ("found: a late server", broken(ServerComesLate), 651, {}),
 ]
 
 
@@ -306,3 +305,23 @@ def test_a_trainer_that_comes_late_starts_blank() -> None:
     state = np.zeros(20, np.uint8)
     trainer.receive(servers[0], DenseCopy(view=View(2, 5), step=4, state=state))
     assert (trainer.blank, trainer.step, trainer.dense.as_of(4)) == (False, 5, state)
+
+
+@pytest.mark.parametrize(("kind", "step"), [(ServerMachine, 3), (ServerComesLate, 0)])
+def test_a_server_that_was_given_up_before_its_first_view_starts_blank(
+    kind: type[ServerMachine], step: int
+) -> None:
+    """And with a control. A schedule in which that happens is rare."""
+    job = ToyJob(4, 2, 1, 1)
+    server = kind("server-0", job.server_job(1.0), fresh_place=0)
+    others = [f"server-{n}" for n in range(4, 7)]
+    install = Install(
+        view=View(1, 2),
+        committed=3,
+        servers=[others[0], "server-0", *others[1:]],
+        trainers=["trainer-0"],
+        rebuilding=[1],
+    )
+    server.receive("coordinator", install)
+    assert (server.step, server.whole) == (step, step == 0)
+    assert server.place == (1 if step else 0)

@@ -196,7 +196,7 @@ def limits_of(config: Config) -> Limits:
 
 
 def _can_wait(envelope: Envelope) -> bool:
-    """Nobody's step waits for a delta: its acknowledgement is wanted only a step later."""
+    """Nobody's step waits for a delta: the vote is wanted only a step later."""
     return isinstance(envelope.message, Delta)
 
 

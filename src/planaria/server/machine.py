@@ -1,8 +1,9 @@
 """The embedding server as a state machine: rules 1 to 5 of a step, 9 to 15 of a recovery.
 
 It applies step t when it holds push(t) from all ranks, answers lookup(t + 1) as of t, sends each
-parity holder one delta(t), and votes for t once every holder has acknowledged everything up to t.
-Records that are not valid yet are decoded before they are used (server/rebuilding.py).
+parity holder one delta(t), and votes for what it holds: for t, when it also has delta(t) of all
+whose parity it holds. Records that are not valid yet are decoded before they are used
+(server/rebuilding.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from planaria.server.rebuilding import Rebuilder, ScrubRound, read_for_mate
 from planaria.server.store import ParityDelta, Store
 from planaria.wire.machine import COORDINATOR, Machine, Outbox
 from planaria.wire.messages import (
-    Ack,
     Answer,
     Ask,
     Delta,
@@ -70,8 +70,7 @@ class ServerMachine(Machine):
         self.lookups: dict[LookupKey, tuple[Member, Lookup]] = {}
         self.dense = KeptCopies(job.keepers)
         self.last: int | None = None  # the last step of the job, once a trainer has said so
-        self.acks: dict[int, set[int]] = {}  # step -> places that have acknowledged it
-        self.voted = 0  # the step up to which the trainers were told that all is protected
+        self.voted = 0  # the step up to which the trainers were told that all is held here
         self.unsent: list[int] = []  # steps whose deltas are still to be sent
         self.holders: tuple[int, ...] = ()
         self.scrubbed: list[ScrubRound] = []  # finished rounds, for the log
@@ -149,17 +148,12 @@ class ServerMachine(Machine):
         assert self.rebuilder
         self.pushes.clear()  # rule 11
         self.lookups.clear()
-        self.acks = {}
-        self.voted = new.committed
-        self.unsent = list(range(new.committed + 1, self.store.step + 1))  # rule 10
-        for step in self.unsent:
-            self.acks[step] = set()
-        if not self.holders:
-            self.unsent = []
+        self.voted = new.committed  # rule 10
+        later = range(new.committed + 1, self.store.step + 1)
+        self.unsent = list(later) if self.holders else []
         self.rebuilder.on_install(new)
         self.report()
         self._progress()
-        self._vote()
 
     def report(self) -> None:
         if self.store is not None:
@@ -182,12 +176,11 @@ class ServerMachine(Machine):
                     return  # it moves nothing here
                 case Delta():
                     self._on_delta(sender, message)
-                case Ack():
-                    self._on_ack(message)
-                    return  # it moves nothing but the vote
+                case Lacks():
+                    self._on_lacks(message)
+                    return
                 case DenseCopy():
                     self._on_dense(message)
-                    return  # likewise
                 case DenseRequest():
                     self._on_dense_request(sender, message)
                     return
@@ -277,24 +270,21 @@ class ServerMachine(Machine):
                 ParityDelta(*pair) for pair in zip(message.indices, message.deltas, strict=True)
             ]
             self.store.apply_parity(message.place, message.step, deltas)
-        elif message.step > history.last + 1:
-            return  # an earlier one was lost on the way and will be sent again
-        self.send(sender, Ack(view=self.view, place=self.place, step=message.step))
+        # Else it came again, or one before it was lost on the way, and will be asked for.
 
-    def _on_ack(self, message: Ack) -> None:
-        if message.step in self.acks and message.place in self.holders:
-            self.acks[message.step].add(message.place)
-            if self.protected > self.voted:
-                self._vote()
+    def _on_lacks(self, message: Lacks) -> None:
+        """A holder has waited. What is still to be sent for the first time will come anyway."""
+        assert self.store
+        if message.place in self.holders and not self.frozen():
+            for step in message.deltas:
+                if step not in self.unsent and self.store.own.oldest < step <= self.step:
+                    self._send_delta(step, [message.place])
 
     def _on_dense(self, message: DenseCopy) -> None:
         assert self.install
         had = bool(self.dense)
-        if self.dense.take(message.step, message.state, self.install.committed):
-            if not had:
-                self.report()
-            if self.protected > self.voted:
-                self._vote()
+        if self.dense.take(message.step, message.state, self.install.committed) and not had:
+            self.report()
 
     def _on_dense_request(self, sender: Member, message: DenseRequest) -> None:
         state = self.dense.as_of(message.as_of)
@@ -329,11 +319,10 @@ class ServerMachine(Machine):
 
     @property
     def protected(self) -> int:
-        """The last step up to which every holder of this view has acknowledged everything, and a
-        keeper has the dense state.
+        """The last step that this server holds all of: data, parity and, as a keeper, the dense
+        state. What all servers hold is protected, for each delta has its holder among them.
         """
-        waiting = [step for step, places in self.acks.items() if len(places) < len(self.holders)]
-        held = min(waiting) - 1 if waiting else self.step
+        held = self.store.held_step if self.store else 0
         return self.dense.protects(held, self.install.committed if self.install else 0)
 
     def _progress(self) -> None:
@@ -346,6 +335,7 @@ class ServerMachine(Machine):
         due = self.store.step + 1 if was_whole else np.inf
         for key in sorted([key for key in self.lookups if key[0] <= due]):
             self._answer(key)
+        self._vote()
         if was_whole and not self.rebuilder.scrubbing:
             return
         self.outbox += self.rebuilder.take_requests(self.view, self._committed_here())
@@ -383,9 +373,6 @@ class ServerMachine(Machine):
         if self.on_applied is not None:
             self.on_applied(in_rank_order)
         del self.pushes[step]
-        self.acks[step] = set()
-        for old in [s for s in self.acks if s <= step - 2]:
-            del self.acks[old]
         if self.holders:
             self.unsent.append(step)
         if self.job.scrub_every and step % self.job.scrub_every == 0:
@@ -401,12 +388,22 @@ class ServerMachine(Machine):
         return self.take_outbox()
 
     def _vote(self) -> None:
-        """Rule 4: trainers push t + 1 only when all servers have voted for t."""
+        """Rule 4: trainers push t + 1 only when all servers have voted for t. An answer is a vote,
+        too, for the trainer that gets it.
+        """
         assert self.install
+        if self.protected <= self.voted:
+            return
         self.voted = self.protected
         vote = Vote(view=self.view, place=self.place, protected=self.voted)
+        answered = {
+            to
+            for to, message in self.outbox
+            if isinstance(message, Answer) and message.protected == self.voted
+        }
         for trainer in self.install.trainers:
-            self.send(trainer, vote)
+            if trainer not in answered:
+                self.send(trainer, vote)
 
     def _answer(self, key: LookupKey) -> None:
         """Answers as of step - 1 once that is applied."""
@@ -460,19 +457,20 @@ class ServerMachine(Machine):
         return super().tick(now)
 
     def progress(self) -> tuple[int, object]:
-        came = (len(self.pushes.get(self.step + 1, ())), sum(map(len, self.acks.values())))
+        deltas = sum(history.last for history in self.store.sources.values()) if self.store else 0
+        came = (len(self.pushes.get(self.step + 1, ())), deltas)
         return self.step, (self.step, self.dense.step, came)
 
     def on_retry(self) -> None:
-        if self.store is None or self.rebuilder is None:
+        if self.store is None or self.install is None:
             return
-        for step, places in self.acks.items():
-            waiting_for = [holder for holder in self.holders if holder not in places]
-            if waiting_for and step not in self.unsent:
-                self._send_delta(step, waiting_for)
+        for source, history in self.store.sources.items():
+            if history.last < self.step:
+                deltas = list(range(history.last + 1, self.step + 1))
+                lacks = Lacks(view=self.view, place=self.place, deltas=deltas)
+                self.send(self.install.servers[source], lacks)
                 self.retries.spoil()
-        if self.install is not None:
-            wanted = self.dense.wanted(self.step, self.install.committed)
-            if wanted is not None:
-                for trainer in self.install.trainers:
-                    self.send(trainer, DenseRequest(view=self.view, as_of=wanted))
+        wanted = self.dense.wanted(self.step, self.install.committed)
+        if wanted is not None:
+            for trainer in self.install.trainers:
+                self.send(trainer, DenseRequest(view=self.view, as_of=wanted))

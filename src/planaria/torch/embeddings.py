@@ -7,6 +7,7 @@ gradients go to the job's step in backward. The optimizer is a part of the job, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,9 +85,8 @@ class EmbeddingBagCollection(_OnServers):
                 f"table {means[0]}: weights go with PoolingType.SUM; divide them by their number "
                 "for a weighted mean, or leave is_weighted out"
             )
-        super().__init__(
-            FeatureTables(configs, [config.table() for config in configs]), optimizer, device
-        )
+        tables_of = [config.table() for config in configs]
+        super().__init__(FeatureTables(configs, tables_of, _keyed), optimizer, device)
         self._configs = configs
         self._is_weighted = is_weighted
         self._names = result_names(configs)
@@ -99,7 +99,7 @@ class EmbeddingBagCollection(_OnServers):
 
     def prepare(self, features: Any) -> Prepared:
         """Ahead of forward(features), in any thread; see SparseStep.expect."""
-        return self.tables.prepare(as_keyed(features)[0], (features,))
+        return self.tables.prepare_from(features)
 
     def forward(self, features: Any) -> Any:
         keyed, came_from_torchrec = as_keyed(features)
@@ -133,9 +133,8 @@ class EmbeddingCollection(_OnServers):
         device: torch.device | str | None = None,
     ) -> None:
         configs = checked_configs(tables, EmbeddingConfig)
-        super().__init__(
-            FeatureTables(configs, [config.table() for config in configs]), optimizer, device
-        )
+        tables_of = [config.table() for config in configs]
+        super().__init__(FeatureTables(configs, tables_of, _keyed), optimizer, device)
         self._configs = configs
         self._names = result_names(configs)
 
@@ -144,7 +143,7 @@ class EmbeddingCollection(_OnServers):
 
     def prepare(self, features: Any) -> Prepared:
         """Ahead of forward(features), in any thread; see SparseStep.expect."""
-        return self.tables.prepare(as_keyed(features)[0], (features,))
+        return self.tables.prepare_from(features)
 
     def forward(self, features: Any) -> Any:
         keyed, came_from_torchrec = as_keyed(features)
@@ -198,13 +197,14 @@ class EmbeddingBag(_OnServers):
             num_embeddings, embedding_dim, name, ["input"], pooling=PoolingType[mode.upper()]
         )
         table = Table(name, num_embeddings, embedding_dim, initial or Initial.normal(0.0, 1.0))
-        super().__init__(FeatureTables([config], [table]), optimizer, device)
+        self._keyed = partial(_keyed_bags, include_last_offset)
+        super().__init__(FeatureTables([config], [table], self._keyed), optimizer, device)
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.mode, self.include_last_offset = mode, include_last_offset
 
     def prepare(self, input: torch.Tensor, offsets: torch.Tensor | None = None) -> Prepared:
         """Ahead of forward(input, offsets, ...), in any thread; see SparseStep.expect."""
-        return self.tables.prepare(self._keyed(input, offsets), (input, offsets))
+        return self.tables.prepare_from(input, offsets)
 
     def forward(
         self,
@@ -223,19 +223,27 @@ class EmbeddingBag(_OnServers):
         call = self._call(self._keyed(input, offsets), (input, offsets))
         return pooled(call, [] if per_sample_weights is None else [per_sample_weights.flatten()])
 
-    def _keyed(self, input: torch.Tensor, offsets: torch.Tensor | None) -> KeyedJaggedTensor:
-        if input.ndim == 2:
-            if offsets is not None:
-                raise ArgumentError("input of two dimensions has its bags in rows; omit offsets")
-            bags, each = input.shape
-            lengths = torch.full((bags,), each, dtype=torch.int64, device=input.device)
-            return KeyedJaggedTensor(["input"], input.flatten(), lengths=lengths, stride=bags)
-        if input.ndim != 1 or offsets is None or offsets.ndim != 1:
-            raise ArgumentError(
-                "input must have two dimensions, or one with offsets of one dimension; got "
-                f"{list(input.shape)} with {'no' if offsets is None else list(offsets.shape)} "
-                "offsets"
-            )
-        if not self.include_last_offset:
-            offsets = torch.cat([offsets, offsets.new_tensor([len(input)])])
-        return KeyedJaggedTensor(["input"], input, offsets=offsets)
+
+def _keyed(features: Any) -> KeyedJaggedTensor:
+    return as_keyed(features)[0]
+
+
+def _keyed_bags(
+    include_last_offset: bool, input: torch.Tensor, offsets: torch.Tensor | None
+) -> KeyedJaggedTensor:
+    """As nn.EmbeddingBag is called."""
+    if input.ndim == 2:
+        if offsets is not None:
+            raise ArgumentError("input of two dimensions has its bags in rows; omit offsets")
+        bags, each = input.shape
+        lengths = torch.full((bags,), each, dtype=torch.int64, device=input.device)
+        return KeyedJaggedTensor(["input"], input.flatten(), lengths=lengths, stride=bags)
+    if input.ndim != 1 or offsets is None or offsets.ndim != 1:
+        raise ArgumentError(
+            "input must have two dimensions, or one with offsets of one dimension; got "
+            f"{list(input.shape)} with {'no' if offsets is None else list(offsets.shape)} "
+            "offsets"
+        )
+    if not include_last_offset:
+        offsets = torch.cat([offsets, offsets.new_tensor([len(input)])])
+    return KeyedJaggedTensor(["input"], input, offsets=offsets)

@@ -8,7 +8,7 @@ turned into distinct arena rows by one native call per arena, whatever the numbe
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Self
@@ -56,8 +56,15 @@ class Bound:
 class FeatureTables:
     """Tables and their features. Copies of a module share it: they use the same tables."""
 
-    def __init__(self, configs: Sequence[BaseEmbeddingConfig], tables: Sequence[Table]) -> None:
+    def __init__(
+        self,
+        configs: Sequence[BaseEmbeddingConfig],
+        tables: Sequence[Table],
+        as_keyed: Callable[..., KeyedJaggedTensor],
+    ) -> None:
+        """as_keyed: what forward is called with, as one object; it must not hold the module."""
         self.configs = list(configs)
+        self._as_keyed = as_keyed
         self.optimizer: SparseOptimizer | None = None
         self.tables = list(tables)
         self.features = [(name, t) for t, c in enumerate(configs) for name in c.feature_names]
@@ -126,7 +133,7 @@ class FeatureTables:
         """The distinct rows that a batch needs, and how its bags are made of them. Any thread may
         do this ahead of time: it needs no rows, and most of it runs without the GIL."""
         bound = self.in_job()
-        samples, version = keyed.stride(), version_of(keyed.values())
+        samples, versions = keyed.stride(), _versions(keyed, sources)
         ids, offsets = host_index(keyed.values()), host_index(keyed.offsets())
         rows = [_NO_ROWS] * bound.arena_count
         bags = []
@@ -139,13 +146,17 @@ class FeatureTables:
                 raise self._outside(keyed) from None
             bags.append(ArenaBags(own.arena, numbered))
             rows[own.arena] = numbered.rows
-        return Prepared(self, sources, version, samples, bags, rows)
+        return Prepared(self, sources, versions, samples, bags, rows)
+
+    def prepare_from(self, *sources: Any) -> Prepared:
+        """The same for a call of forward with these."""
+        return self.prepare(self._as_keyed(*sources), sources)
 
     def prepared(
         self, step: SparseStep, keyed: KeyedJaggedTensor, sources: tuple[Any, ...]
     ) -> Prepared:
         """What was prepared from these objects, ahead of time or by an earlier forward."""
-        found = step.expected(self, sources, version_of(keyed.values()))
+        found = step.expected(self, sources, _versions(keyed, sources))
         if found is None:
             found = self.prepare(keyed, sources)
             step.expect(found)
@@ -201,9 +212,10 @@ def host_floats(floats: torch.Tensor) -> Floats:
     return found
 
 
-def version_of(ids: torch.Tensor) -> int:
-    """How often they were written to."""
-    return -1 if ids.is_inference() else int(ids._version)
+def _versions(keyed: KeyedJaggedTensor, sources: tuple[Any, ...]) -> tuple[int, ...]:
+    """How often ids and what they came from were written to."""
+    tensors = [keyed.values(), *(one for one in sources if isinstance(one, torch.Tensor))]
+    return tuple(-1 if one.is_inference() else int(one._version) for one in tensors)
 
 
 # ------------------------------------------------------------------------------------ all at once

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 
 from planaria import kernels
 from planaria.errors import OutsideJob
@@ -43,13 +44,14 @@ class ArenaBags(NamedTuple):
 class Prepared:
     """All that can be known of a forward before its rows are there; compared by identity.
 
-    It holds for calls of one collection with the very objects that it was made from, as long as
-    nobody has written to the ids; so it keeps them, and how often they had been written to.
+    It holds for calls of one collection with the very features that it was made from, or with
+    tensors in the same memory, as long as nobody has written to them; so it keeps them, and how
+    often they had been written to.
     """
 
     collection: object
     sources: tuple[Any, ...]
-    version: int
+    versions: tuple[int, ...]
     samples: int
     bags: list[ArenaBags]  # of the arenas that the collection has tables in
     rows: list[Index]  # per arena of the job: the distinct arena rows
@@ -67,10 +69,12 @@ class SparseStep:
         self.recording = recording
         self._rows = rows
         self._dims = list(dims)
-        self._expected: dict[tuple[int, ...], Prepared] = {}
+        self._expected: dict[tuple[Any, ...], Prepared] = {}
         self._values: dict[Prepared, list[Floats]] = {}
         self._forwards: list[Prepared] = []
         self._contributions: dict[int, list[Floats | None]] = {}  # by forward; per `bags` entry
+        self.wanted: set[Prepared] = set()  # by a forward
+        self.unforeseen: list[Prepared] = []  # their rows were looked up when they were wanted
         self._ended = False
         self.on_backward: Callable[[], None] = _nothing  # called in every backward
 
@@ -93,16 +97,18 @@ class SparseStep:
             self._values.pop(self._expected.pop(key), None)
 
     def expected(
-        self, collection: object, sources: tuple[Any, ...], version: int
+        self, collection: object, sources: tuple[Any, ...], versions: tuple[int, ...]
     ) -> Prepared | None:
         prepared = self._expected.get(_key(collection, sources))
-        return prepared if prepared is not None and prepared.version == version else None
+        return prepared if prepared is not None and prepared.versions == versions else None
 
     def values_for(self, prepared: Prepared) -> list[Floats]:
         """Per arena of the job; asked for once in a step, however many forwards need them."""
+        self.wanted.add(prepared)
         values = self._values.get(prepared)
         if values is None:
             self._check_open("forward")
+            self.unforeseen.append(prepared)
             values = self._values[prepared] = self._rows.lookup(prepared.rows)
         return values
 
@@ -155,8 +161,15 @@ def _nothing() -> None:
     pass
 
 
-def _key(collection: object, sources: tuple[Any, ...]) -> tuple[int, ...]:
-    return id(collection), *map(id, sources)
+def _key(collection: object, sources: tuple[Any, ...]) -> tuple[Any, ...]:
+    return id(collection), *map(_place, sources)
+
+
+def _place(source: Any) -> Any:
+    """Of a tensor its memory, because a view such as ids[:, 3] is another object each time."""
+    if not isinstance(source, torch.Tensor):
+        return id(source)
+    return source.data_ptr(), source.shape, source.stride(), source.dtype, source.device
 
 
 def _summed(parts: Sequence[tuple[Index, Floats]], dim: int) -> tuple[Index, Floats]:

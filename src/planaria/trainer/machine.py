@@ -411,7 +411,7 @@ class TrainerMachine(Machine):
                 ask = Ask(view=self.view, rank=self.rank, step=self.pushed + 1, lookups=waiting)
                 self.send(server, ask)
             if not waiting and self.protected[place] < self.pushed:
-                self.retries.spoil()  # its vote was lost, or an acknowledgement
+                self.retries.spoil()  # its vote was lost, or a delta
         reducing = self.dense.step + 1
         if reducing <= self.pushed and reducing not in self.reduction.sums:
             ask = Ask(view=self.view, rank=self.rank, step=reducing, lookups=[])

@@ -58,7 +58,7 @@ class Lookup(Message):
 
 
 class Answer(Message):
-    """The rows as of step - 1. Everything up to `protected` is applied and protected: a vote."""
+    """The rows as of step - 1; and a vote, see there."""
 
     place: int
     step: int
@@ -68,7 +68,9 @@ class Answer(Message):
 
 
 class Vote(Message):
-    """Everything up to `protected` is applied here and acknowledged by all holders."""
+    """Everything up to `protected` is held here: applied, and with the deltas of all whose parity
+    the sender holds.
+    """
 
     place: int
     protected: int
@@ -95,11 +97,14 @@ class Ask(Message):
 
 
 class Lacks(Message):
-    """What a server has not received, or has answered already."""
+    """What a server has not received: of a trainer, or of another server. Lookups that it has
+    answered already count as well.
+    """
 
     place: int
-    pushes: list[int]  # steps
-    lookups: list[tuple[int, int]]  # (step, part)
+    pushes: list[int] = []  # steps
+    lookups: list[tuple[int, int]] = []  # (step, part)
+    deltas: list[int] = []  # steps
 
 
 class DenseGradient(Message):
@@ -143,13 +148,6 @@ class Delta(Message):
     step: int
     indices: list[Index]  # per arena: record numbers on the holder
     deltas: list[Records]  # per arena
-
-
-class Ack(Message):
-    """The holder at `place` has applied the receiver's delta of `step`."""
-
-    place: int
-    step: int
 
 
 class MateRequest(Message):
@@ -281,7 +279,6 @@ AnyMessage: TypeAlias = (
     | DenseRequest
     | DenseCopy
     | Delta
-    | Ack
     | MateRequest
     | RangeRequest
     | MateReply
