@@ -4,12 +4,13 @@ and does not hide why it ended. A storm (tests/storm.py) found all of these.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -119,6 +120,39 @@ def supervised(*command: str) -> Iterator[tuple[JobFiles, subprocess.Popen[str]]
         assert process.stdin is not None
         yield JobFiles(Path(process.stdout.readline().strip())), process
         process.stdin.close()
+
+
+@pytest.mark.parametrize("keep_logs", [True, False])
+def test_a_removal_that_is_cut_short_is_gone_on_with_by_the_next_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, keep_logs: bool
+) -> None:
+    """A supervisor was killed while it cleared up. What told the next job that there was something
+    to remove was removed before the rest.
+    """
+    monkeypatch.setenv("PLANARIA_HOME", str(tmp_path))
+    unlink = Path.unlink
+
+    def cut_short(after: int) -> Callable[[Path], None]:
+        left = iter(range(after))
+
+        def remove(path: Path) -> None:
+            if next(left, None) is None:
+                raise KeyboardInterrupt  # an end that nobody catches
+            unlink(path)
+
+        return remove
+
+    for after in range(8):
+        files = left_by_a_killed_supervisor()
+        for member in range(3):
+            (files.folder / f"server-{member}.ipc").touch()
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", cut_short(after))
+            with contextlib.suppress(KeyboardInterrupt):
+                files.remove(keep_logs=keep_logs)
+        JobFiles.fresh()
+        there = list(files.folder.iterdir()) if files.folder.exists() else []
+        assert [path.name for path in there if path.name != "logs"] == []
 
 
 def test_the_files_of_a_job_in_another_container_are_left_alone(

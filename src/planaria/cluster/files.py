@@ -221,13 +221,14 @@ class JobFiles:
         logs = self.folder / "logs"
         if not logs.is_dir():
             return
+        # Keys first, whatever comes between; last what others know an ended job by, who go on with
+        # this where it was cut short.
+        others = [name for name in _names_in(self.folder) if name not in (logs.name, "supervisor")]
+        for name in ("keys", *others, "supervisor"):
+            with contextlib.suppress(OSError):
+                (self.folder / name).unlink()
         if not keep_logs:
             shutil.rmtree(self.folder, ignore_errors=True)
-            return
-        for name in ("keys", *_names_in(self.folder)):  # keys first, whatever comes between
-            if name != logs.name:
-                with contextlib.suppress(OSError):
-                    (self.folder / name).unlink()
 
 
 def forget_old(jobs: Path) -> None:
