@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from planaria.cluster import sockets
+from planaria.cluster.sockets import MAGIC, SIZES
 from planaria.wire.codec import encode
 from planaria.wire.messages import (
     Delta,
@@ -147,30 +149,40 @@ def misshapen(token: bytes) -> list[list[bytes]]:
     return [[token, header, bytes(8)] for header in headers]
 
 
-def strange_messages(seed: int, count: int, token: bytes) -> Iterator[list[bytes]]:
-    """Messages that no member sent: noise, the wrong token, and both; none may have an effect."""
+def strange_streams(seed: int, count: int, token: bytes) -> Iterator[bytes]:
+    """What connections begin with that are no member's: noise, the wrong token, sizes beyond all
+    limits; none may have an effect.
+    """
     draw = random.Random(seed)
-    wrong = bytes(b ^ 0xFF for b in token)
-    broken = misshapen(token)
+    greeting = MAGIC + token
     for number in range(count):
-        real = draw.choice(plausible(draw.randint(1, 40)))
-        frames = encode(draw.choice([wrong, b"", token[:8]]), "trainer-0", "", real)
-        match number % 4:
+        real = encode(token, "trainer-0", "", draw.choice(plausible(draw.randint(1, 40))))
+        claim = draw.choice([2**31, 2**40, 2**62, 2**63 - 1, 2**64 - 1])
+        sizes = draw.choice([(claim, 9, 1), (8, 2**31, 1), (8, 9, 2**31)])
+        match number % 5:
             case 0:
-                yield [draw.randbytes(draw.randrange(60)) for _ in range(draw.randint(1, 4))]
+                yield draw.randbytes(draw.randrange(300))
             case 1:
-                yield [bytes(memoryview(frame).cast("B")) for frame in frames]
+                yield draw.choice([b"", b"GET / HTTP/1.1\r\n\r\n", HANDSHAKE])
             case 2:
-                yield mutated(draw, frames)
+                yield MAGIC + draw.choice([bytes(16), token[::-1]]) + as_stream(real)
+            case 3:
+                yield greeting[: draw.randrange(len(greeting))]
             case _:
-                yield broken[(number // 4) % len(broken)]
+                yield greeting + SIZES.pack(*sizes) + draw.randbytes(50)
 
 
-def knock(draw: random.Random, address: str) -> None:
-    """One plain TCP connection that speaks no ZMTP, some of it, or enough to claim 4 exabytes."""
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
+def as_stream(frames: Sequence[Any]) -> bytes:
+    """Of a token, a header and arrays, as plain sockets have it."""
+    token, header, *rest = frames
+    arrays = [np.frombuffer(one, np.uint8) if isinstance(one, bytes) else one for one in rest]
+    return b"".join(sockets._as_stream([token, header, *arrays])[0])
+
+
+def zmtp_noise(draw: random.Random) -> bytes:
+    """No ZMTP, some of it, or enough to claim 4 exabytes."""
     claim = draw.choice([2**31, 2**40, 2**62, 2**63 - 1, 2**64 - 1]).to_bytes(8, "big")
-    said = draw.choice(
+    said: bytes = draw.choice(
         [
             b"",
             b"GET / HTTP/1.1\r\n\r\n",
@@ -182,6 +194,12 @@ def knock(draw: random.Random, address: str) -> None:
             HANDSHAKE + b"\x01\x05abcde" * draw.randint(1, 600),
         ]
     )
+    return said
+
+
+def knock(address: str, said: bytes) -> None:
+    """One TCP connection."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
     with socket.create_connection((host, int(port)), timeout=5) as connection:
         try:
             connection.sendall(said)

@@ -36,7 +36,7 @@ from planaria.cluster.events import Exited, JobEvent
 from planaria.cluster.files import Beginning, JobFiles
 from planaria.cluster.run import JobRun
 from planaria.cluster.scrub import running_jobs, scrub
-from planaria.cluster.transport import Transport
+from planaria.cluster.transport import open_transport
 from planaria.config import ClusterConfig
 from planaria.control.supervising import EXIT_ORPHAN
 from planaria.errors import ClusterError, ConfigError, DataError, LossError
@@ -357,7 +357,7 @@ def test_an_exception_in_the_parent_leaves_nothing_behind(folder: Path) -> None:
 def test_a_server_ends_with_its_supervisor() -> None:
     config, files = tiny("servers=2", "parity=1"), JobFiles.fresh()
     keys = files.create(config, Beginning("job"))
-    supervisor = Transport("supervisor", keys, files.bind_address(config, "supervisor"))
+    supervisor = open_transport("supervisor", keys, files.bind_address(config, "supervisor"))
     (files.folder / "supervisor.address").write_text(supervisor.address)
     with subprocess.Popen(
         [sys.executable, "-m", "planaria.cluster", "server", str(files.folder), "server-0", "0"],

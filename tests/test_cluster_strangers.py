@@ -5,21 +5,34 @@ from __future__ import annotations
 import random
 import signal
 import socket
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 import zmq
-from cluster_garbage import FIRST, impossible, knock, rows, strange_messages
+from cluster_garbage import (
+    FIRST,
+    as_stream,
+    impossible,
+    knock,
+    misshapen,
+    rows,
+    strange_streams,
+    zmtp_noise,
+)
 from cluster_jobs import BeatenRun, leaving_nothing, tiny, undisturbed
 
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import JobEvent
+from planaria.cluster.sockets import MAGIC, Sockets
 from planaria.cluster.transport import Keys
 from planaria.wire.codec import decode, encode
 from planaria.wire.control import Listening, ServerHolds, StepDone, Viewed
 from planaria.wire.messages import MateRequest, Message, Stop
 
 pytestmark = pytest.mark.torch
+
+BROKEN_TIMES = 100  # each of some 64 messages
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +42,7 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 class Stranger:
-    """A socket that is no member's: it writes to servers, and listens for what they answer."""
+    """Over ZeroMQ: it writes to servers, and listens for what they answer."""
 
     def __init__(self, keys: Keys, **curve: bytes) -> None:
         """curve: a key pair of its own and the key that it takes for the job's."""
@@ -46,20 +59,15 @@ class Stranger:
     def __exit__(self, *_: object) -> None:
         self.context.destroy(linger=0)
 
-    def post(self, address: str, messages: Iterable[list[bytes]], *, linger_ms: int) -> None:
-        """Every message has left when it returns, unless nobody took them for so long."""
+    def post_as_member(self, address: str, messages: list[Message], *, linger_ms: int) -> None:
+        """With the job's token: only encryption can keep these out."""
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.linger = dealer.sndtimeo = linger_ms
             for option, value in self.curve.items():
                 setattr(dealer, option, value)
             dealer.connect(address)
-            for frames in messages:
-                dealer.send_multipart(frames)
-
-    def post_as_member(self, address: str, messages: list[Message], *, linger_ms: int) -> None:
-        """With the job's token: only encryption can keep these out."""
-        encoded = [encode(self.keys.token, "stranger", self.address, m) for m in messages]
-        self.post(address, encoded, linger_ms=linger_ms)
+            for message in messages:
+                dealer.send_multipart(encode(self.keys.token, "stranger", self.address, message))
 
     def answers(self, wait_ms: int) -> list[str]:
         found = []
@@ -93,15 +101,19 @@ def test_20000_strange_messages_leave_the_servers_up_and_the_digest_right() -> N
 
     def attack(processes: Attempt) -> None:
         keys = processes.files.keys()
-        draw = random.Random(4)
-        with Stranger(keys) as stranger:
-            for number, address in enumerate(listening_servers(run)[:3]):
-                for _ in range(340):
-                    knock(draw, address)
-                noise = strange_messages(number, 6330, keys.token)
-                stranger.post(address, noise, linger_ms=30_000)
-                stranger.post_as_member(address, impossible(), linger_ms=30_000)
-            answered.extend(stranger.answers(1000))
+        broken = b"".join(map(as_stream, misshapen(keys.token)))
+        one = Sockets("stranger", keys, "tcp://127.0.0.1:*")
+        for number, address in enumerate(listening_servers(run)[:3]):
+            for said in strange_streams(number, 340, keys.token):
+                knock(address, said)
+            knock(address, MAGIC + keys.token + BROKEN_TIMES * broken)
+            for message in impossible():  # with the job's token: whoever has that is a member
+                one.send(address, one.encode(message))
+        until = time.monotonic() + 3.0
+        while time.monotonic() < until:
+            one.poll(50)
+            answered.extend(type(envelope.message).__name__ for envelope in one.receive())
+        one.close()
 
     config = tiny("servers=3", "parity=1", "cluster.transport=tcp")
     run = BeatenRun(config, on_event=on_hold_at(5, attack))
@@ -127,7 +139,7 @@ def test_without_the_jobs_key_nobody_gets_past_the_handshake() -> None:
             with Stranger(keys, **curve) as stranger:
                 for address in listening_servers(run)[:3]:
                     stranger.post_as_member(address, [request, stop], linger_ms=300)
-                    knock(random.Random(5), address)
+                    knock(address, zmtp_noise(random.Random(5)))
                 answered.extend(stranger.answers(300))
 
     config = tiny("servers=3", "parity=1", "cluster.transport=tcp", "cluster.encryption=on")

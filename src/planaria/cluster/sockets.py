@@ -418,7 +418,7 @@ class Incoming:
         sizes = struct.unpack_from(f"<{arrays}Q", self._head)
         if sum(map(_padded, sizes)) != body:
             raise WireError(f"{body} bytes for arrays of {sizes}")
-        room = memoryview(np.empty(body, np.uint8))  # aligned, and not cleared
+        room = np.empty(body, np.uint8).data  # aligned, and not cleared
         self._frames = [bytes(self._head[8 * arrays : 8 * arrays + header])]
         first = 0
         for size in sizes:
