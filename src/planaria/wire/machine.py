@@ -1,7 +1,7 @@
 """What all members have in common: views, fences, and an outbox.
 
 A machine is a plain state machine: a message and the time go in, messages come out. It has no
-sockets, clocks, threads or random numbers; the same class runs over ZeroMQ and in the simulator.
+sockets, clocks, threads or random numbers; the same class runs over sockets and in the simulator.
 """
 
 from __future__ import annotations
