@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from planaria.cluster import sockets
-from planaria.cluster.sockets import MAGIC, SIZES
+from planaria.cluster import streams
+from planaria.cluster.streams import MAGIC, SIZES
 from planaria.wire.codec import encode
 from planaria.wire.messages import (
     Delta,
@@ -154,7 +154,7 @@ def strange_streams(seed: int, count: int, token: bytes) -> Iterator[bytes]:
     limits; none may have an effect.
     """
     draw = random.Random(seed)
-    greeting = MAGIC + token
+    greeting = MAGIC + token + b"\1"
     for number in range(count):
         real = encode(token, "trainer-0", "", draw.choice(plausible(draw.randint(1, 40))))
         claim = draw.choice([2**31, 2**40, 2**62, 2**63 - 1, 2**64 - 1])
@@ -165,7 +165,7 @@ def strange_streams(seed: int, count: int, token: bytes) -> Iterator[bytes]:
             case 1:
                 yield draw.choice([b"", b"GET / HTTP/1.1\r\n\r\n", HANDSHAKE])
             case 2:
-                yield MAGIC + draw.choice([bytes(16), token[::-1]]) + as_stream(real)
+                yield MAGIC + draw.choice([bytes(16), token[::-1]]) + b"\0" + as_stream(real)
             case 3:
                 yield greeting[: draw.randrange(len(greeting))]
             case _:
@@ -176,7 +176,7 @@ def as_stream(frames: Sequence[Any]) -> bytes:
     """Of a token, a header and arrays, as plain sockets have it."""
     token, header, *rest = frames
     arrays = [np.frombuffer(one, np.uint8) if isinstance(one, bytes) else one for one in rest]
-    return b"".join(sockets._as_stream([token, header, *arrays])[0])
+    return b"".join(streams.as_stream([token, header, *arrays])[0])
 
 
 def zmtp_noise(draw: random.Random) -> bytes:

@@ -24,7 +24,8 @@ from cluster_jobs import BeatenRun, leaving_nothing, tiny, undisturbed
 
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import JobEvent
-from planaria.cluster.sockets import MAGIC, Sockets
+from planaria.cluster.sockets import Sockets
+from planaria.cluster.streams import MAGIC
 from planaria.cluster.transport import Keys
 from planaria.wire.codec import decode, encode
 from planaria.wire.control import Listening, ServerHolds, StepDone, Viewed
@@ -106,7 +107,7 @@ def test_20000_strange_messages_leave_the_servers_up_and_the_digest_right() -> N
         for number, address in enumerate(listening_servers(run)[:3]):
             for said in strange_streams(number, 340, keys.token):
                 knock(address, said)
-            knock(address, MAGIC + keys.token + BROKEN_TIMES * broken)
+            knock(address, MAGIC + keys.token + b"\0" + BROKEN_TIMES * broken)
             for message in impossible():  # with the job's token: whoever has that is a member
                 one.send(address, one.encode(message))
         until = time.monotonic() + 3.0

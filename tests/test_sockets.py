@@ -21,7 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.cluster import sockets as module
-from planaria.cluster.sockets import MAGIC, SIZES, Sockets
+from planaria.cluster import streams
+from planaria.cluster.sockets import Sockets
+from planaria.cluster.streams import MAGIC, SIZES, as_stream
 from planaria.cluster.transport import Keys, open_transport
 from planaria.cluster.zeromq import ZeroMQ
 from planaria.kernels.types import Bytes
@@ -30,7 +32,7 @@ from planaria.wire.limits import Limits
 from planaria.wire.messages import NO_VIEW, DenseCopy, Lookup, Message, Suspect
 
 KEYS = Keys.make(bytes(range(16)), encrypt=False)
-GREETING = MAGIC + KEYS.token
+GREETING = MAGIC + KEYS.token + b"\0"  # nothing of it can wait
 LOOPBACK = "tcp://127.0.0.1:*"
 SMALL = Limits(header=1000, other=1 << 20, frames=20)
 LIMIT_S = 30.0  # for what takes milliseconds
@@ -98,7 +100,7 @@ def hears(transport: Sockets, number: int, *others: Sockets) -> bool:
 def stream(message: Message) -> bytes:
     """As it is on its way."""
     with listening("x") as sender:
-        buffers, size = module._as_stream(sender.encode(message))
+        buffers, size = as_stream(sender.encode(message))
     found = b"".join(buffers)
     assert len(found) == size
     return found
@@ -194,10 +196,34 @@ def test_two_that_write_more_than_the_kernel_holds_to_each_other_both_get_it(
         assert one.dropped == other.dropped == 0
 
 
+def test_what_can_wait_wakes_nobody_who_is_busy_but_is_received_with_the_rest() -> None:
+    with listening("a") as busy, listening("b") as patient, listening("c") as urgent:
+        patient.can_wait = True
+        say(patient, busy.address, 0)
+        assert hears(busy, 0)
+        busy.defer(on=True)
+        say(patient, busy.address, 1)
+        assert not busy.poll(100)
+        say(urgent, busy.address, 2)
+        found: list[str] = []
+
+        def came() -> bool:
+            if busy.poll(10):
+                found.extend(heard(busy))
+            return "2" in found
+
+        assert wait_until(came, LIMIT_S)
+        assert found == ["1", "2"] or found == ["2", "1"]
+        say(patient, busy.address, 3)
+        busy.defer(on=False)
+        assert busy.poll(1000)  # a control
+        assert hears(busy, 3)
+
+
 def test_a_queue_is_bounded_and_what_it_has_no_room_for_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "QUEUE_BYTES", 4 << 20)
+    monkeypatch.setattr(streams, "QUEUE_BYTES", 4 << 20)
     with listening("a") as receiver, listening("b") as sender:
         for _ in range(40):
             sender.send(receiver.address, sender.encode(state(1 << 19)))

@@ -81,13 +81,15 @@ class Node:
     def post(self, outbox: Outbox) -> None:
         """Sends everything, each message encoded once however many it goes to."""
         encoded: dict[int, list[Any]] = {}
+        messages = []
         for to, message in outbox:
             address = self.address_of(to)
             if not address:
                 continue
             if id(message) not in encoded:
                 encoded[id(message)] = self.transport.encode(message)
-            self.transport.send(address, encoded[id(message)])
+            messages.append((address, encoded[id(message)]))
+        self.transport.send_all(messages)
 
     def on_control(self, message: Control) -> None:
         match message:

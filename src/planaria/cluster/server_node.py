@@ -76,6 +76,7 @@ class UpdateCount:
 class ServerNode(MemberNode):
     def __init__(self, files: JobFiles, member: Member, place: int | None) -> None:
         super().__init__(files, member, "server")
+        self.transport.can_wait = True  # deltas, to other servers
         config = self.config
         kernels.set_threads(config.threads.server)
         self._progress = 0
@@ -111,7 +112,8 @@ class ServerNode(MemberNode):
         self._was_whole = place is not None
         self._told = 0.0
         self._told_in = NO_VIEW  # the view in which it told what it holds
-        self._applied = (0, 0.0, 0.0)  # the last step seen, when it was, when to send its deltas
+        self._applied, self._applied_at = 0, 0.0  # the last step seen, and when
+        self._send_at = self._look_at = 0.0  # when its deltas are sent, and those of others read
         self.line.tell(Ready())
 
     def _on_progress(self) -> None:
@@ -184,25 +186,26 @@ class ServerNode(MemberNode):
         self._report()
         if self.server.done and not self.server.left:
             self._leave_when_saved()
-        if not self.server.unsent or self.server.frozen():
-            return IDLE_MS
-        wait_s = self._protect_at() - time.monotonic()
-        if wait_s <= 0:
-            self.post(self.server.protect())
-            return 0
-        return math.ceil(wait_s * 1000)
+        return self._protect()
 
-    def _protect_at(self) -> float:
-        """When to send deltas: a little after the answers, which all trainers wait for.
+    def _protect(self) -> int:
+        """Sends deltas a little after the answers, which all trainers wait for, and looks at those
+        of others a little later, at all of them at once.
 
         Votes are wanted only when the trainers have computed, so the servers that share a core are
-        better off if all of them answer first. The pause is a share of the time between steps.
+        better off if all of them answer first, and if none is woken by every single delta. The
+        pauses are a share of the time between steps.
         """
-        now = time.monotonic()
-        if self._applied[0] != self.server.step:
-            step_s = min(now - self._applied[1], MAX_PAUSE_S / PAUSE_SHARE)
-            self._applied = (self.server.step, now, now + PAUSE_SHARE * step_s)
-        return self._applied[2]
+        server, now = self.server, time.monotonic()
+        if self._applied != server.step:
+            pause_s = min(PAUSE_SHARE * (now - self._applied_at), MAX_PAUSE_S)
+            self._applied, self._applied_at = server.step, now
+            self._send_at, self._look_at = now + pause_s, now + 2 * pause_s
+        if server.unsent and not server.frozen() and now >= self._send_at:
+            self.post(server.protect())
+        wait_s = (self._send_at if server.unsent else self._look_at) - now
+        self.transport.defer(on=wait_s > 0 and server.calm)
+        return math.ceil(wait_s * 1000) if wait_s > 0 else IDLE_MS
 
     def _report(self) -> None:
         server = self.server

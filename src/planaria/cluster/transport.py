@@ -55,6 +55,7 @@ class Transport:
 
     def __init__(self, member: Member, keys: Keys, limits: Limits | None) -> None:
         self.member = member
+        self.can_wait = False  # its messages can, if they come to somebody who is busy
         self.keys = keys
         self.limits = limits or ANY_JOB
         self.refused = 0  # messages that were not the job's, or not well formed
@@ -65,6 +66,11 @@ class Transport:
 
     def send(self, address: str, frames: Sequence[Any]) -> None:
         raise NotImplementedError
+
+    def send_all(self, messages: Sequence[tuple[str, Sequence[Any]]]) -> None:
+        """Each to its address; those to the same one leave together where that is possible."""
+        for address, frames in messages:
+            self.send(address, frames)
 
     def connect(self, address: str) -> Connection:
         """A connection of its own, for a thread of its own; the caller closes it."""
@@ -78,6 +84,11 @@ class Transport:
     def poll(self, timeout_ms: int) -> bool:
         """Waits for something to receive, or to be done."""
         raise NotImplementedError
+
+    def defer(self, *, on: bool) -> None:
+        """While it is on, `poll` does not wake for what can wait: the messages of those who said so
+        when they connected. `receive` has them all the same.
+        """
 
     def receive(self, limit: int = 256) -> Iterator[Envelope]:
         """The members' messages that are here now, at most `limit`.

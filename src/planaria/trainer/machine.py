@@ -116,7 +116,8 @@ class TrainerMachine(Machine):
         if not self.step <= step <= self.step + 1:
             raise StepError(f"rows of step {step} are asked for, but step {self.step} is due")
         self.asked[step, part] = rows
-        self._send_lookups((step, part))
+        if self._is_due((step, part)):
+            self._send_lookups((step, part))
 
     def rows(self, step: int, part: int) -> dict[int, list[Floats]] | None:
         """Per place, what was asked for, once; None while something is missing."""
@@ -191,9 +192,7 @@ class TrainerMachine(Machine):
         if self.blank:
             self._ask_for_dense(new)
         else:
-            self._send_due()
-            for part in sorted(self.asked):
-                self._send_lookups(part)
+            self._send_due_lookups()
             self._send_copies(new.committed)
             self.report()
         self._progress()
@@ -249,7 +248,8 @@ class TrainerMachine(Machine):
                 self._send_pushes(step, [lacks.place])
                 self.retries.found()
         for part in lacks.lookups:
-            if part in self.asked and lacks.place not in self.answers.get(part, {}):
+            waits = part in self.asked and lacks.place not in self.answers.get(part, {})
+            if waits and self._is_due(part):
                 self._send_lookups(part, [lacks.place])
                 self.retries.found()
 
@@ -312,6 +312,17 @@ class TrainerMachine(Machine):
         assert self.install
         return [peer for peer in self.install.trainers if peer != self.member]
 
+    def _is_due(self, part: Part) -> bool:
+        """Rows of a step are those after the one before. So a lookup leaves with the gradients of
+        that, for one message and one awakening; but ahead of them where rows are decoded first.
+        """
+        return part[0] <= self.pushed + 1 or bool(self.install and self.install.rebuilding)
+
+    def _send_due_lookups(self) -> None:
+        for part in sorted(self.asked):
+            if self._is_due(part):
+                self._send_lookups(part)
+
     def _send_lookups(self, part: Part, places: Sequence[int] | None = None) -> None:
         """To these places, or to all, unless they have answered."""
         if not self._live():
@@ -337,7 +348,10 @@ class TrainerMachine(Machine):
         while self.pushed + 1 in self.pushes and min(self.protected) >= self.pushed:
             if not self._live():
                 return
+            waiting = [part for part in sorted(self.asked) if not self._is_due(part)]
             self.pushed += 1
+            for part in filter(self._is_due, waiting):  # first: then the answer is the vote, too
+                self._send_lookups(part)
             self._send_pushes(self.pushed, range(self.job.servers))
             if self.pushed not in self.reduction.sums:
                 self._send_contributions(self.pushed, range(self.job.trainers))
@@ -406,7 +420,11 @@ class TrainerMachine(Machine):
             self._ask_for_dense(self.install)
             return
         for place, server in enumerate(self.install.servers):
-            waiting = [part for part in self.asked if place not in self.answers.get(part, {})]
+            waiting = [
+                part
+                for part in self.asked
+                if place not in self.answers.get(part, {}) and self._is_due(part)
+            ]
             if waiting or self.protected[place] < self.pushed:
                 ask = Ask(view=self.view, rank=self.rank, step=self.pushed + 1, lookups=waiting)
                 self.send(server, ask)

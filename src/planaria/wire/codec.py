@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
+from functools import cache
 from math import prod
 from typing import Any, get_args
 
@@ -111,9 +112,16 @@ def _check_arrays(limits: Limits, kind: type[Any], array_bytes: int) -> None:
         )
 
 
+@cache
+def _dtype_of(kind: Any) -> np.dtype[Any]:
+    """Of an array's type."""
+    dtype: np.dtype[Any] = np.dtype(get_args(get_args(kind)[1])[0])
+    return dtype
+
+
 def _array(kind: Any, value: Any, expected: int, frames: Sequence[Any]) -> np.ndarray[Any, Any]:
     """frames: the header, then the arrays."""
-    dtype = np.dtype(get_args(get_args(kind)[1])[0])
+    dtype = _dtype_of(kind)
     match value:
         case [int(number), [*shape]] if (
             number == expected and number < len(frames) and 1 <= len(shape) <= 2

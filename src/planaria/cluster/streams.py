@@ -1,0 +1,290 @@
+"""Messages in a stream of bytes: a connection to a peer, and one from somebody.
+
+A connection carries messages one way. It begins with a greeting: a word, the job's token, which
+only its members know, and whether the messages can wait. Before it is whole, nothing is kept and
+nothing decoded. Then, for each message:
+
+    bytes      what
+    16         sizes of the body and of the header, and the number of arrays
+    8 each     sizes of the arrays
+    ...        header
+    ...        body: the arrays
+
+where everything begins at a multiple of 8. Sizes are compared with the limits of the job before
+memory is taken for them; whoever exceeds them loses the connection. A body is received where it
+stays: its arrays are views of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import os
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+
+from planaria.cluster.transport import GONE_S, LINGER_S, MAX_QUEUE, QUEUE_BYTES, SILENT_S
+from planaria.errors import WireError
+from planaria.wire.limits import Limits
+
+MAGIC = b"PLANARIA"
+SIZES = struct.Struct("<QII")  # of the body and the header, and the number of arrays
+ALIGNMENT = 8
+PADDING = bytes(ALIGNMENT)
+MOST_BYTES = 8 << 20  # that one connection may bring before the others have their turn
+MOST_BUFFERS = 256  # of one system call
+FIRST_RETRY_S, LAST_RETRY_S = 0.02, 0.5
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Outgoing:
+    """A connection to one peer, and what waits for it. It is made when it is needed, and again when
+    it breaks.
+    """
+
+    def __init__(self, address: str, greeting: bytes) -> None:
+        self.address = address
+        self.descriptor = -1  # while there is no connection
+        self.waiting = 0  # bytes
+        self.events = 0  # that its owner is told of
+        self.starved = False  # there was no descriptor for it
+        self._greeting = memoryview(greeting)
+        self._socket: socket.socket | None = None
+        self._messages: deque[deque[memoryview]] = deque()
+        self._begun = False  # the first of them belongs to this connection, and to no other
+        self._retry_at, self._retry_s = 0.0, FIRST_RETRY_S
+
+    def put(self, frames: Sequence[Any]) -> bool:
+        """False: too much waits already."""
+        message, size = as_stream(frames)
+        most = len(self._messages) >= MAX_QUEUE or self.waiting + size > QUEUE_BYTES
+        if most and self._messages:
+            return False
+        self._messages.append(message)
+        self.waiting += size
+        return True
+
+    def send(self, frames: Sequence[Any]) -> None:
+        """What finds nobody is not waited for."""
+        self.put(frames)
+        self.flush()
+
+    def flush(self) -> None:
+        """As much as the kernel takes; or, if nothing waits, whether the peer is still there."""
+        if self._socket is None:
+            if not self.waiting or time.monotonic() < self._retry_at:
+                return
+            self._connect()
+        if self._socket is None:
+            return
+        try:
+            if not self.waiting and self._socket.recv(1) == b"":
+                self._broken()
+            while self.waiting:
+                buffers = list(islice(chain.from_iterable(self._messages), MOST_BUFFERS))
+                self._sent(self._socket.sendmsg(buffers, (), socket.MSG_NOSIGNAL))
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._broken()
+
+    def _sent(self, count: int) -> None:
+        self.waiting -= count
+        while count:
+            message = self._messages[0]
+            first = message.popleft()
+            if count < len(first):
+                message.appendleft(first[count:])
+            count -= min(count, len(first))
+            self._begun = bool(message)
+            if not message:
+                self._messages.popleft()
+
+    def _connect(self) -> None:
+        family, where = parse(self.address)
+        try:
+            self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            _tune(self._socket)
+            failed = self._socket.connect_ex(where)
+            if failed not in (0, errno.EINPROGRESS):
+                raise OSError(failed, os.strerror(failed))
+        except OSError as error:  # nobody listens, or no descriptor is left: both may pass
+            self.starved = error.errno in NO_ROOM
+            self._broken()
+            return
+        self.starved = False
+        self.descriptor = self._socket.fileno()
+        self._retry_s = FIRST_RETRY_S
+        self._messages.appendleft(deque([self._greeting]))
+        self._begun = True
+        self.waiting += len(self._greeting)
+
+    def _broken(self) -> None:
+        """What was begun is lost, and what comes after it waits for the next connection."""
+        if self._begun:
+            self.waiting -= sum(map(len, self._messages.popleft()))
+            self._begun = False
+        self._close_socket()
+        self._retry_at = time.monotonic() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
+
+    def _close_socket(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket, self.descriptor = None, -1
+
+    def close(self, linger_s: float = LINGER_S) -> None:
+        deadline = time.monotonic() + linger_s
+        while (
+            self._socket is not None and self.waiting and (left := deadline - time.monotonic()) > 0
+        ):
+            poll = select.poll()
+            poll.register(self._socket, select.POLLOUT)
+            poll.poll(left * 1000)
+            self.flush()
+        self._close_socket()
+
+
+class Incoming:
+    """A connection from somebody, who may be a member."""
+
+    def __init__(self, own: socket.socket, greeting: bytes, limits: Limits) -> None:
+        own.setblocking(False)
+        _tune(own)
+        self.descriptor = own.fileno()
+        self.since = time.monotonic()
+        self.greeted = self.can_wait = False
+        self._socket = own
+        self._greeting, self._limits = greeting, limits
+        self._head = bytearray()  # what is here of a greeting, or of what precedes a body
+        self._wanted = len(greeting) + 1  # bytes of it
+        self._sizes: tuple[int, int, int] | None = None
+        self._frames: list[Any] = []  # of the message whose body is coming
+        self._body, self._filled = memoryview(b""), 0
+
+    def read(self, staging: memoryview) -> Iterator[list[Any]]:
+        """Whole messages, as a header and arrays. Raises when the connection has ended, or must."""
+        left = MOST_BYTES
+        while left > 0:
+            missing = len(self._body) - self._filled
+            direct = missing > len(staging) // 2  # it is received where it stays
+            room = self._body[self._filled :] if direct else staging
+            try:
+                got = self._socket.recv_into(room)
+            except BlockingIOError:
+                return
+            if not got:
+                raise ConnectionResetError
+            if direct:
+                self._filled += got
+            came = staging[: 0 if direct else got]
+            while True:
+                came = self._take(came)
+                if self._frames and self._filled == len(self._body):
+                    yield self._frames
+                    self._frames, self._body, self._filled = [], memoryview(b""), 0
+                elif not len(came):
+                    break
+            if got < len(room):
+                return  # there is no more for now
+            left -= got
+
+    def _take(self, came: memoryview) -> memoryview:
+        """What has come goes where it belongs; returns the rest of it."""
+        if self._frames:
+            here = min(len(came), len(self._body) - self._filled)
+            self._body[self._filled : self._filled + here] = came[:here]
+            self._filled += here
+            return came[here:]
+        here = min(len(came), self._wanted - len(self._head))
+        self._head += came[:here]
+        if len(self._head) == self._wanted:
+            self._on_head()
+        return came[here:]
+
+    def _on_head(self) -> None:
+        """A greeting, the sizes of a message, or all of it but its body is whole."""
+        if not self.greeted:
+            if not hmac.compare_digest(self._head[:-1], self._greeting):
+                raise WireError("a connection without the job's token")
+            self.greeted, self.can_wait = True, bool(self._head[-1])
+        elif self._sizes is None:
+            self._sizes = body, header, arrays = SIZES.unpack(self._head)
+            limits = self._limits
+            if header > limits.header or 2 + arrays > limits.frames:
+                raise WireError(f"a header of {header} bytes, for {arrays} arrays")
+            if body > limits.largest + arrays * ALIGNMENT:
+                raise WireError(f"a message with arrays of {body} bytes")
+            self._head.clear()
+            self._wanted = arrays * 8 + _padded(header)
+            return
+        else:
+            self._begin_body(*self._sizes)
+        self._head.clear()
+        self._wanted, self._sizes = SIZES.size, None
+
+    def _begin_body(self, body: int, header: int, arrays: int) -> None:
+        sizes = struct.unpack_from(f"<{arrays}Q", self._head)
+        if sum(map(_padded, sizes)) != body:
+            raise WireError(f"{body} bytes for arrays of {sizes}")
+        room = np.empty(body, np.uint8).data  # aligned, and not cleared
+        self._frames = [bytes(self._head[8 * arrays : 8 * arrays + header])]
+        first = 0
+        for size in sizes:
+            self._frames.append(room[first : first + size])
+            first += _padded(size)
+        self._body, self._filled = room, 0
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def as_stream(frames: Sequence[Any]) -> tuple[deque[memoryview], int]:
+    """Of a token, which the greeting has said, a header, and arrays; and how many bytes it has."""
+    _, header, *arrays = frames
+    sizes = [array.nbytes for array in arrays]
+    body = sum(map(_padded, sizes))
+    parts = [
+        SIZES.pack(body, len(header), len(arrays)),
+        struct.pack(f"<{len(sizes)}Q", *sizes),
+        header,
+        PADDING[: _padded(len(header)) - len(header)],
+    ]
+    head = b"".join(parts)
+    stream = deque([memoryview(head)])
+    for array, size in zip(arrays, sizes, strict=True):
+        if size:
+            stream.append(memoryview(array).cast("B"))
+        if gap := _padded(size) - size:
+            stream.append(memoryview(PADDING)[:gap])
+    return stream, len(head) + body
+
+
+def parse(address: str) -> tuple[int, Any]:
+    """Family, and where it is within that."""
+    if address.startswith("ipc://"):
+        return socket.AF_UNIX, address.removeprefix("ipc://")
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    return socket.AF_INET, (host, 0 if port == "*" else int(port))
+
+
+def _tune(own: socket.socket) -> None:
+    if own.family != socket.AF_INET:
+        return
+    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, round(SILENT_S))
+    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, round(SILENT_S))
+    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(GONE_S * 1000))
