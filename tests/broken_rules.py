@@ -48,7 +48,7 @@ FENCE: dict[str, Any] = {
     "spares": 3,
     "kinds": ("kill server", "suspect server"),
 }
-TRAINERS_FENCE: dict[str, Any] = {**FENCE, "trainers": 2}
+TRAINERS_FENCE: dict[str, Any] = {**FENCE, "trainers": 3, "kinds": ("suspect server",)}
 LATE: dict[str, Any] = {
     "steps": 12,
     "network": "echoing",
