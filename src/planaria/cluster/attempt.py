@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any
 
 import msgspec
-import zmq
 
 from planaria.cluster.archive import Archive
 from planaria.cluster.events import Exited, JobEvent, Note, Observer
@@ -108,11 +107,9 @@ class Attempt:
         except BaseException:
             self.files.remove()
             raise
-        self._poller = zmq.Poller()
-        self._poller.register(self.transport.incoming, zmq.POLLIN)
-        self._poller.register(self.launcher.fileno(), zmq.POLLIN)
+        self.transport.watch(self.launcher.fileno())
         if self._archive:
-            self._poller.register(self._archive.descriptor, zmq.POLLIN)
+            self.transport.watch(self._archive.descriptor)
         now = time.monotonic()
         self.machine = SupervisorMachine(self.config, self.beginning.step, now)
         return self
@@ -185,7 +182,7 @@ class Attempt:
         self.note(f"{why}: the current step is saved first; once more to leave at once")
 
     def _turn(self) -> None:
-        self._poller.poll(POLL_MS)
+        self.transport.poll(POLL_MS)
         now = time.monotonic()
         for envelope in self.transport.receive():
             self._on_message(envelope, now)

@@ -90,9 +90,8 @@ class Sockets(Transport):
 
     # ------------------------------------------------------------------ receiving
 
-    @property
-    def incoming(self) -> int:
-        return self._epoll.fileno()
+    def watch(self, descriptor: int) -> None:
+        self._epoll.register(descriptor, select.EPOLLIN)
 
     def poll(self, timeout_ms: int) -> bool:
         return bool(self._received) or bool(self._epoll.poll(timeout_ms / 1000, 1))

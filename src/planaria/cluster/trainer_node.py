@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 import traceback
 from collections.abc import Callable
-
-import zmq
 
 from planaria.checkpoints import DENSE
 from planaria.cluster.files import JobFiles
@@ -43,9 +42,7 @@ class TrainerNode(MemberNode):
         start = self.beginning.step
         self.saver = PartSaver(self.config, self.line.tell, start, files.job())
         self._wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poller = zmq.Poller()
-        self._poller.register(self.transport.incoming, zmq.POLLIN)
-        self._poller.register(self._wakes, zmq.POLLIN)
+        self.transport.watch(self._wakes)
         self._moved = (0, time.monotonic())  # the step that it is at, and since when
         self._computed = 0  # so often it was said that whoever calls computes
         self._told_in = NO_VIEW  # the view in which it told what it holds
@@ -111,9 +108,9 @@ class TrainerNode(MemberNode):
         os.eventfd_write(self._wakes, 1)
 
     def poll(self, wait_ms: int) -> None:
-        for ready, _ in self._poller.poll(wait_ms):
-            if ready == self._wakes:
-                os.eventfd_read(self._wakes)
+        self.transport.poll(wait_ms)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wakes)
 
     def turn(self) -> None:
         """The thread that computes is what must not hang; this one only talks. A process that

@@ -12,8 +12,6 @@ import resource
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import zmq
-
 from planaria.wire.codec import ANY_JOB, Envelope, encode
 from planaria.wire.limits import Limits
 from planaria.wire.messages import Member
@@ -37,8 +35,11 @@ class Keys(NamedTuple):
 
     @classmethod
     def make(cls, token: bytes, *, encrypt: bool) -> Keys:
-        public, secret = zmq.curve_keypair() if encrypt else (None, None)
-        return cls(token, public, secret)
+        if not encrypt:
+            return cls(token, None, None)
+        import zmq  # processes that do without start faster
+
+        return cls(token, *zmq.curve_keypair())
 
 
 class Connection(Protocol):
@@ -76,13 +77,12 @@ class Transport:
         """A connection of its own, for a thread of its own; the caller closes it."""
         raise NotImplementedError
 
-    @property
-    def incoming(self) -> Any:
-        """For whoever polls it together with other things: call `receive` when it is readable."""
+    def watch(self, descriptor: int) -> None:
+        """From now on, `poll` also wakes when this is readable. Its owner reads and closes it."""
         raise NotImplementedError
 
     def poll(self, timeout_ms: int) -> bool:
-        """Waits for something to receive, or to be done."""
+        """Waits until there is something to receive, or to do."""
         raise NotImplementedError
 
     def defer(self, *, on: bool) -> None:

@@ -77,6 +77,8 @@ class ZeroMQ(Transport):
             raise ClusterError(
                 f"cannot listen on {bind}: {error}; is the address in use?"
             ) from None
+        self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
         endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.address = endpoint.rstrip("\0")
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
@@ -138,12 +140,11 @@ class ZeroMQ(Transport):
                 raise
             self.dropped += 1
 
-    @property
-    def incoming(self) -> zmq.Socket[bytes]:
-        return self._router
+    def watch(self, descriptor: int) -> None:
+        self._poller.register(descriptor, zmq.POLLIN)
 
     def poll(self, timeout_ms: int) -> bool:
-        return bool(self._router.poll(timeout_ms))
+        return bool(self._poller.poll(timeout_ms))
 
     def receive(self, limit: int = 256) -> Iterator[Envelope]:
         taken = wasted = 0
