@@ -98,6 +98,7 @@ class Outgoing:
 
     def _sent(self, count: int) -> None:
         self.waiting -= count
+        self._retry_s = FIRST_RETRY_S
         while count:
             message = self._messages[0]
             first = message.popleft()
@@ -122,7 +123,6 @@ class Outgoing:
             return
         self.starved = False
         self.descriptor = self._socket.fileno()
-        self._retry_s = FIRST_RETRY_S
         self._messages.appendleft(deque([self._greeting]))
         self._begun = True
         self.waiting += len(self._greeting)
