@@ -314,6 +314,18 @@ def test_a_batch_of_another_shape_is_not_cut_like_the_ones_before() -> None:
     assert found == [1, 1, 1, 0]
 
 
+def test_tensors_of_a_batch_that_share_memory_are_not_taken_for_each_other() -> None:
+    """The second one was found as a view of the first, beyond its end: that is no view of a batch
+    whose tensors have memory of their own.
+    """
+    bag = EmbeddingBag(10, 2)
+    shared = [tuple(ids([n, n + 1], [n + 2, n + 3]).split(1)) for n in range(3)]
+    apart = [tuple(one.clone() for one in pair) for pair in shared]
+    loop = Loop([*shared, *apart], bag)
+    found = [loop.step(lambda batch: bag(batch[1]), last=n == 5) for n in range(6)]
+    assert found == [1, 1, 0, 0, 0, 0]
+
+
 def test_a_view_of_ids_that_were_written_to_is_looked_up_again() -> None:
     bag = EmbeddingBag(10, 2)
     job = StoreJob(SGD, bag)

@@ -35,6 +35,14 @@ class Shape(NamedTuple):
     def of(cls, tensor: torch.Tensor) -> Shape:
         return cls(tuple(tensor.shape), tuple(tensor.stride()))
 
+    @property
+    def extent(self) -> int:
+        """Elements from the first to the last of them, and what lies between."""
+        if 0 in self.sizes:
+            return 0
+        steps = zip(self.sizes, self.strides, strict=True)
+        return 1 + sum((size - 1) * stride for size, stride in steps)
+
 
 class Part(NamedTuple):
     """A tensor of a batch, or a view of one."""
@@ -46,11 +54,13 @@ class Part(NamedTuple):
 
     @classmethod
     def find(cls, tensor: torch.Tensor, batch: Tensors) -> Part | None:
-        storage = tensor.untyped_storage().data_ptr()
+        """It must lie within the other one: tensors of a batch may share memory by chance."""
+        storage, part = tensor.untyped_storage().data_ptr(), Shape.of(tensor)
         for path, own in batch.items():
             if own.dtype == tensor.dtype and own.untyped_storage().data_ptr() == storage:
-                offset = tensor.storage_offset() - own.storage_offset()
-                return cls(path, Shape.of(own), Shape.of(tensor), offset)
+                offset, whole = tensor.storage_offset() - own.storage_offset(), Shape.of(own)
+                if 0 <= offset <= offset + part.extent <= whole.extent:
+                    return cls(path, whole, part, offset)
         return None
 
     def of(self, batch: Tensors) -> torch.Tensor | None:
