@@ -76,6 +76,63 @@ void mul_add(Records records, Index index, std::optional<ConstBytes> coef, Const
     });
 }
 
+// The parity update where a record's coefficient is that of the region that it lies in. All of
+// them go into coef; returns whether any is not 1. None may be 0.
+bool add_delta(Records records, Index index, size_t slots, ConstBytes by_region, ConstRecords delta,
+               Bytes coef) {
+    const size_t n = index.shape(0), words = records.shape(1);
+    require(delta.shape(0) == n && delta.shape(1) == words, "delta does not fit the index");
+    require(coef.shape(0) == n, "coef needs one coefficient per row");
+    require(slots > 0 && by_region.shape(0) * slots >= records.shape(0),
+            "by_region needs a coefficient for every region");
+    nb::gil_scoped_release release;
+    check_range(index.data(), n, records.shape(0), "index");
+    bool none = false, other = false;
+    for (size_t i = 0; i < n; ++i) {
+        const uint8_t c = by_region.data()[static_cast<uint64_t>(index.data()[i]) / slots];
+        coef.data()[i] = c;
+        none |= c == 0;
+        other |= c != 1;
+    }
+    if (none) {
+        const auto at = std::find(coef.data(), coef.data() + n, uint8_t{0}) - coef.data();
+        throw RowError("index[" + std::to_string(at) + "] is " + std::to_string(index.data()[at]) +
+                       ", which lies in a region whose coefficient is 0");
+    }
+    check_distinct(index.data(), n, records.shape(0), "index");
+    parallel(n, rows_grain, [&](size_t begin, size_t end) {
+        kernels().mul_add(records.data(), words, index.data(), other ? coef.data() : nullptr,
+                          delta.data(), begin, end);
+    });
+    return other;
+}
+
+// What changed, sorted by those who protect it: see share_out. out_delta has each record r times.
+void share_deltas(Index index, ConstRecords delta, size_t slots, Array<const int32_t, 2> holder,
+                  Array<const int32_t, 2> region, IndexOut out_index, Records out_delta,
+                  IndexOut counts) {
+    const size_t n = index.shape(0), words = delta.shape(1), r = holder.shape(1);
+    require(slots > 0 && region.shape(0) == holder.shape(0) && region.shape(1) == r,
+            "holder and region must be [regions, r]");
+    require(delta.shape(0) == n, "delta does not fit the index");
+    require(
+        out_index.shape(0) == n * r && out_delta.shape(0) == n * r && out_delta.shape(1) == words,
+        "out needs room for every record r times");
+    for (size_t m = 0; m < holder.shape(0) * r; ++m)
+        require(static_cast<uint64_t>(holder.data()[m]) < counts.shape(0),
+                "counts needs an entry for every holder");
+    const Holders holders{holder.shape(0), r, counts.shape(0), slots, holder.data(), region.data()};
+    nb::gil_scoped_release release;
+    check_range(index.data(), n, holders.regions * slots, "index");
+    static thread_local std::vector<int64_t> kept;
+    if (kept.size() < n * r) kept.resize(n * r);
+    int64_t* const order = kept.data();
+    share_out(holders, index.data(), n, order, out_index.data(), counts.data());
+    parallel(n * r, rows_grain, [&](size_t begin, size_t end) {
+        kernels().gather(delta.data(), words, order, out_delta.data(), words, begin, end);
+    });
+}
+
 void mul_add_bytes(Bytes target, uint8_t coef, ConstBytes delta) {
     require(target.shape(0) == delta.shape(0), "target and delta must have the same length");
     nb::gil_scoped_release release;
@@ -283,6 +340,8 @@ void bind_server(nb::module_& m) {
     m.def("scatter", &scatter);
     m.def("mul_add", &mul_add, nb::arg("records"), nb::arg("index"), nb::arg("coef").none(),
           nb::arg("delta"));
+    m.def("add_delta", &add_delta);
+    m.def("share_deltas", &share_deltas);
     m.def("mul_add_bytes", &mul_add_bytes);
     m.def("undo", &undo, nb::arg("values"), nb::arg("query"), nb::arg("index"),
           nb::arg("coef").none(), nb::arg("delta"));

@@ -197,4 +197,25 @@ void partition(const Places& places, const int64_t* rows, size_t n, int64_t* ord
     }
 }
 
+void share_out(const Holders& holders, const int64_t* index, size_t n, int64_t* order, int64_t* out,
+               int64_t* counts) {
+    static thread_local std::vector<int64_t> kept;  // the regions: one division for each record
+    if (kept.size() < n) kept.resize(n);
+    int64_t* const regions = kept.data();
+    const auto r = static_cast<int64_t>(holders.r), slots = static_cast<int64_t>(holders.slots);
+    std::fill_n(counts, holders.count, 0);
+    for (size_t i = 0; i < n; ++i) {
+        regions[i] = static_cast<int64_t>(static_cast<uint64_t>(index[i]) / holders.slots);
+        for (int64_t m = regions[i] * r; m < (regions[i] + 1) * r; ++m) ++counts[holders.holder[m]];
+    }
+    std::vector<int64_t> next(holders.count + 1, 0);
+    for (size_t h = 0; h < holders.count; ++h) next[h + 1] = next[h] + counts[h];
+    for (size_t i = 0; i < n; ++i)
+        for (int64_t m = regions[i] * r; m < (regions[i] + 1) * r; ++m) {
+            const int64_t at = next[holders.holder[m]]++;
+            order[at] = static_cast<int64_t>(i);
+            out[at] = index[i] + (holders.region[m] - regions[i]) * slots;
+        }
+}
+
 }  // namespace planaria

@@ -82,4 +82,17 @@ struct Places {
 void partition(const Places& places, const int64_t* rows, size_t n, int64_t* order, int64_t* index,
                int64_t* counts);
 
+// Who protects the data regions of an owner: r holders each, and which of their regions do.
+struct Holders {
+    size_t regions, r, count, slots;
+    const int32_t* holder;  // [regions, r]
+    const int32_t* region;  // [regions, r]
+};
+
+// Sorts records by holder, each r times, keeping their order within a holder. order[j] is the
+// position in `index` of the j-th, out[j] its record number on its holder; counts[h] of them are
+// on holder h.
+void share_out(const Holders& holders, const int64_t* index, size_t n, int64_t* order, int64_t* out,
+               int64_t* counts);
+
 }  // namespace planaria

@@ -29,7 +29,6 @@ from broken_rules import (
     broken,
 )
 
-from planaria import kernels
 from planaria.coordinator.machine import (
     CoordinatorMachine,
     CoordinatorState,
@@ -37,6 +36,7 @@ from planaria.coordinator.machine import (
     first_state,
 )
 from planaria.errors import StepError
+from planaria.kernels.parity import add_delta
 from planaria.kernels.types import Index, Records
 from planaria.server.machine import ServerMachine
 from planaria.server.rebuilding import Rebuilder
@@ -80,10 +80,9 @@ class AppliesADeltaAgain(ServerMachine):
         again = message.step <= self.store.history_of(message.place).last
         super()._on_delta(sender, message)
         if again:
-            store = self.store.arenas[0]
-            index = message.indices[0]
-            coef = self.store._coef_of(store, message.place, index)
-            kernels.mul_add(store.records, index, coef, message.deltas[0])
+            store, by_region = self.store.arenas[0], self.store._coef_by_region[message.place]
+            slots, index, delta = store.layout.slots, message.indices[0], message.deltas[0]
+            add_delta(store.records, index, slots, by_region, delta)
 
 
 class SendsNoEmptyDelta(ServerMachine):

@@ -80,6 +80,37 @@ def mul_add(records: Records, index: Index, coef: Bytes | None, delta: Records) 
     records[index] ^= _times(coef, delta)
 
 
+def add_delta(
+    records: Records, index: Index, slots: int, by_region: Bytes, delta: Records, coef: Bytes
+) -> bool:
+    check_range(index, len(records), "index")
+    coef[:] = by_region[index // slots]
+    if not coef.all():
+        at = int(np.flatnonzero(coef == 0)[0])
+        raise RowError(f"index[{at}] is {index[at]}, which lies in a region whose coefficient is 0")
+    mul_add(records, index, coef, delta)
+    return bool((coef != 1).any())
+
+
+def share_deltas(
+    index: Index,
+    delta: Records,
+    slots: int,
+    holder: NDArray[np.int32],
+    region: NDArray[np.int32],
+    out_index: Index,
+    out_delta: Records,
+    counts: Index,
+) -> None:
+    check_range(index, len(holder) * slots, "index")
+    own, slot = np.divmod(index, slots)
+    holders = holder[own].ravel()
+    order = np.argsort(holders, kind="stable")
+    out_index[:] = (region[own].astype(np.int64) * slots + slot[:, None]).ravel()[order]
+    out_delta[:] = delta[order // holder.shape[1]]
+    counts[:] = np.bincount(holders, minlength=len(counts))
+
+
 def mul_add_bytes(target: Bytes, coef: int, delta: Bytes) -> None:
     target ^= PRODUCT[coef][delta]
 

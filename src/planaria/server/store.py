@@ -18,6 +18,7 @@ from planaria import kernels
 from planaria.codes import COEFFICIENTS
 from planaria.errors import RowError, StepError, StoreError
 from planaria.kernels.checks import array
+from planaria.kernels.parity import add_delta, share_deltas
 from planaria.kernels.types import NO_ROW, Bytes, Floats, Index, OptimizerRule, Records
 from planaria.layout import Layout
 from planaria.server.arena import CHUNK_RECORDS, ArenaStore
@@ -92,14 +93,14 @@ class Store:
         self.changed: ChangedRows | None = None
         """Where `apply` notes what it changes, for whoever wants to know."""
         self._snapshot: Snapshot | None = None
-        # By data region and parity: which holder, as a number that NumPy sorts by radix (16 bits),
-        # and which region there.
         own = layout.regions(place)
         protecting = own.group[: own.data_regions]
-        self._holder_number = np.searchsorted(
-            self.holders, layout.groups[protecting, layout.k :]
-        ).astype(np.int16)
-        self._holder_region = layout.region_of[protecting, layout.k :].astype(np.int64)
+        # By data region and parity: which holder, and which region there; and how many holders.
+        self._protecting = (
+            np.searchsorted(self.holders, layout.groups[protecting, layout.k :]).astype(np.int32),
+            np.ascontiguousarray(layout.region_of[protecting, layout.k :], np.int32),
+            len(self.holders),
+        )
         self._coef_by_region = {source: self._coefficients(source) for source in self.sources}
         if blank_at is None:
             self.initialise(on_progress)
@@ -293,20 +294,13 @@ class Store:
         if not self.holders:
             return deltas
         for store, change in zip(self.arenas, changes, strict=True):
-            if not len(change.indices):
-                for parts in deltas.values():
-                    parts.append(ParityDelta(change.indices, change.delta))
-                continue
-            region, slot = np.divmod(change.indices, store.layout.slots)
-            number = self._holder_number[region].ravel()
-            index = self._holder_region[region] * store.layout.slots + slot[:, None]
             # One copy of each delta per holder, all made at once; the holders get slices of it.
-            order = np.argsort(number, kind="stable")
-            index = index.ravel()[order]
-            delta = kernels.gather(change.delta, order // self.layout.r)
-            ends = np.cumsum(np.bincount(number, minlength=len(self.holders))).tolist()
+            indices, delta, counts = share_deltas(
+                change.indices, change.delta, store.layout.slots, *self._protecting
+            )
+            ends = np.cumsum(counts).tolist()
             for holder, start, end in zip(self.holders, [0, *ends], ends, strict=False):
-                deltas[holder].append(ParityDelta(index[start:end], delta[start:end]))
+                deltas[holder].append(ParityDelta(indices[start:end], delta[start:end]))
         return deltas
 
     def apply_parity(self, source: int, step: int, deltas: Sequence[ParityDelta]) -> None:
@@ -318,8 +312,9 @@ class Store:
         changes: list[Change] = []
         try:
             for store, (index, delta) in zip(self.arenas, deltas, strict=True):
-                coef = self._coef_of(store, source, index)
-                kernels.mul_add(store.records, index, coef, delta)
+                coef = add_delta(
+                    store.records, index, store.layout.slots, self._coef_by_region[source], delta
+                )
                 changes.append(Change(index, coef, delta))
         except BaseException:
             self._undo(changes)
@@ -445,16 +440,4 @@ class Store:
         parity = own.position[here] - self.layout.k
         protects = parity >= 0
         coef[here[protects]] = COEFFICIENTS[parity[protects], position[protects]]
-        return coef
-
-    def _coef_of(self, store: ArenaStore, source: int, index: Index) -> Bytes:
-        array("index", index, np.int64, 1)
-        by_region = self._coef_by_region[source]
-        if not len(index):
-            return by_region[:0]
-        if index.min() < 0 or index.max() >= len(store.records):
-            raise StoreError(f"a delta names records outside 0 to {len(store.records) - 1}")
-        coef = by_region[index // store.layout.slots]
-        if not coef.all():
-            raise StoreError(f"a delta of place {source} names records that do not protect it")
         return coef
