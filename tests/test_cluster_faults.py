@@ -41,6 +41,7 @@ from planaria.config import ClusterConfig
 from planaria.control.supervising import EXIT_ORPHAN
 from planaria.errors import ClusterError, ConfigError, DataError, LossError
 from planaria.schedule import Freeze
+from planaria.wire.codec import Envelope
 from planaria.wire.control import (
     HeldOut,
     Ready,
@@ -364,8 +365,11 @@ def test_a_server_ends_with_its_supervisor() -> None:
         stdin=subprocess.PIPE,
     ) as server:
         assert server.stdin is not None
-        assert supervisor.poll(30_000)
-        assert next(supervisor.receive()).sender == "server-0"
+        said: list[Envelope] = []
+        while not said:  # that it has connected is the first thing to be heard of it
+            assert supervisor.poll(30_000)
+            said += supervisor.receive()
+        assert said[0].sender == "server-0"
         server.stdin.close()
         assert server.wait(GONE_S) == EXIT_ORPHAN
     supervisor.close()

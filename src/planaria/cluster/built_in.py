@@ -11,6 +11,10 @@ from planaria.trainer.training import Training
 from planaria.wire.messages import Member
 
 
+def rehearse() -> None:
+    """For a nursery. Nothing yet: what torch does for the first time may start threads."""
+
+
 def run(files: JobFiles, member: Member, rank: int | None) -> str:
     """Until the job is over; returns why it is."""
     node = TrainerNode(files, member)

@@ -40,7 +40,7 @@ PR_GET_CHILD_SUBREAPER = 37
 READY = b"ready"
 
 IMPORTS = {"trainer": "planaria.cluster.built_in", "server": "planaria.cluster.server_node"}
-"""By role of what a nursery bears: the module that brings all that it needs."""
+"""By role of what a nursery bears: the module that brings all that it needs, and rehearses it."""
 
 Newborn = tuple[str, str, str, int | None]
 """Its job's folder, role and member, and the place or rank that it has from the start, if any."""
@@ -237,7 +237,7 @@ def serve(role: str, run: Callable[[str, str, str, int | None], int]) -> None:
 
     run: what a process does until its end; returns its exit code.
     """
-    importlib.import_module(IMPORTS[role])
+    importlib.import_module(IMPORTS[role]).rehearse()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whatever was inherited
     with socket.socket(fileno=os.dup(0)) as supervisor:
         supervisor.send(READY)

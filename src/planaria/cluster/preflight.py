@@ -39,11 +39,12 @@ class Memory:
     records: int
     parity: int
     history: int
+    spares: int  # records that they would take over
     processes: int  # code, batches, the dense network
 
     @property
     def total(self) -> int:
-        return self.records + self.parity + self.history + self.processes
+        return self.records + self.parity + self.history + self.spares + self.processes
 
 
 def check(
@@ -81,13 +82,16 @@ def check(
 
 
 def memory_needed(config: Config) -> Memory:
-    records = parity = history = 0
+    records = parity = history = spares = 0
     for arena in config.arenas:
         layout = config.layout.arena(arena.rows)
         data = sum(layout.data_records(place) for place in config.layout.places)
         held = sum(layout.records(place) for place in config.layout.places)
         records += data * arena.words * 4 + held // 8  # and a bit that says whether it is valid
         parity += (held - data) * arena.words * 4
+        if config.r or config.survival.partial:  # a spare's memory is there before it is needed
+            largest = max(layout.records(place) for place in config.layout.places)
+            spares += config.spares * largest * arena.words * 4
         change = (arena.words * 4 + 8) * (1 + config.r)  # a delta and an index, here and there
         touched = _touched(config, len(arena.table_ids))
         history += min(touched, arena.rows) * change * config.history.steps
@@ -96,7 +100,7 @@ def memory_needed(config: Config) -> Memory:
     of_trainers = config.trainers * (TRAINER_BYTES + (1 + KEEP) * state + 2 * KEEP * gradient)
     of_keepers = keepers(config.r, config.trainers) * KEEP * state
     processes = servers * SERVER_BYTES + of_keepers + of_trainers + _batch_bytes(config)
-    return Memory(records, parity, history, processes)
+    return Memory(records, parity, history, spares, processes)
 
 
 def _touched(config: Config, tables: int) -> int:
@@ -129,8 +133,8 @@ def _memory_problems(config: Config, facts: Facts) -> Iterator[str]:
         yield (
             f"{key}: the job needs {_size(needed.total)} of memory on this machine (records "
             f"{_size(needed.records)}, parity {_size(needed.parity)}, history "
-            f"{_size(needed.history)}, processes {_size(needed.processes)}), but "
-            f"{_size(facts.memory_bytes)} are free; {advice}"
+            f"{_size(needed.history)}, spares {_size(needed.spares)}, processes "
+            f"{_size(needed.processes)}), but {_size(facts.memory_bytes)} are free; {advice}"
         )
 
 
@@ -142,7 +146,8 @@ def _what_to_lower(config: Config, needed: Memory) -> tuple[str, str]:
         return "history.steps", "lower it or batch"
     cheaper = " or parity, raise k" if needed.parity else ""
     key = "model.rows" if config.declared_tables is None else "tables"
-    advice = f"lower rows, dim{cheaper}, or take an optimizer with less state"
+    spares = ", do without spares" if needed.spares else ""
+    advice = f"lower rows, dim{cheaper}{spares}, or take an optimizer with less state"
     return key, advice
 
 

@@ -24,6 +24,8 @@ from planaria.dense import keepers
 from planaria.server.job import ServerJob
 from planaria.server.machine import ServerMachine
 from planaria.server.priorities import RULES, Mfu, Priorities
+from planaria.server.rehearsing import Rehearsal
+from planaria.server.reserve import Reserve
 from planaria.server.store import Store
 from planaria.wire.control import (
     Base,
@@ -73,6 +75,11 @@ class UpdateCount:
         return self.lacked + self.total - self.saved_total
 
 
+def rehearse() -> None:
+    """For a nursery: what is forked off it has done all of its work once."""
+    Rehearsal()
+
+
 class ServerNode(MemberNode):
     def __init__(self, files: JobFiles, member: Member, place: int | None) -> None:
         super().__init__(files, member, "server")
@@ -80,6 +87,9 @@ class ServerNode(MemberNode):
         config = self.config
         kernels.set_threads(config.threads.server)
         self._progress = 0
+        self._reserve: Reserve | None = None
+        if place is None and (config.r or config.survival.partial):
+            self._reserve = Reserve(config.arenas, config.layout)
         job = ServerJob(
             config.arenas,
             config.layout,
@@ -92,6 +102,7 @@ class ServerNode(MemberNode):
             rebuild_jobs=config.rebuild.jobs,
             rebuild_bytes_per_s=config.rebuild.bytes_per_s,
             scrub_every=config.scrub.every_steps,
+            reserve=self._reserve,
             partial=config.survival.partial,
             on_progress=self._on_progress,
         )
@@ -186,7 +197,16 @@ class ServerNode(MemberNode):
         self._report()
         if self.server.done and not self.server.left:
             self._leave_when_saved()
+        if self._reserve is not None:
+            return self._warm(self._reserve)
         return self._protect()
+
+    def _warm(self, reserve: Reserve) -> int:
+        """A spare gets ready, for half of the time at most: others have work to do."""
+        began = time.monotonic()
+        if self.server.store is not None or not reserve.touch():
+            self._reserve = None
+        return math.ceil((time.monotonic() - began) * 1000)
 
     def _protect(self) -> int:
         """Sends deltas a little after the answers, which all trainers wait for, and looks at those

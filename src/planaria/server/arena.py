@@ -16,12 +16,22 @@ CHUNK_RECORDS = 1 << 15  # how many records bulk work takes at a time
 class ArenaStore:
     """One arena's records on one server."""
 
-    def __init__(self, arena: Arena, layout: ArenaLayout, place: int, valid: bool) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        layout: ArenaLayout,
+        place: int,
+        valid: bool,
+        records: Records | None = None,
+    ) -> None:
+        """records: zeros, if there is memory for them already."""
         self.arena = arena
         self.layout = layout
         self.place = place
         self.data_records = layout.data_records(place)
-        self.records: Records = kernels.allocate(layout.records(place), arena.words)
+        if records is None:
+            records = kernels.allocate(layout.records(place), arena.words)
+        self.records = records
         self.invalid = 0 if valid else len(self.records)
         fill = 0xFF if valid else 0
         self.bitmap: Bytes = np.full(-(-len(self.records) // 8), fill, np.uint8)

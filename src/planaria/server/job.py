@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planaria.layout import Layout
+from planaria.server.reserve import Reserve
 from planaria.tables import Arena
 
 
@@ -27,4 +28,5 @@ class ServerJob:
     rebuild_bytes_per_s: int = 0  # limit of the background sweep; 0: none
     rebuild_jobs: int = 2  # how many such requests may be under way
     on_progress: Callable[[], None] = nothing  # called now and then while records are filled
+    reserve: Reserve | None = None  # memory of a spare
     partial: bool = False  # a replacement's records come from a save, not from its stripe-mates

@@ -122,6 +122,7 @@ class ServerMachine(Machine):
             keep_steps=job.keep_steps,
             blank_at=blank_at,
             on_progress=job.on_progress,
+            reserve=job.reserve,
         )
         self.holders = self.store.holders
         self.rebuilder = Rebuilder(self.store, job)

@@ -24,6 +24,8 @@ from planaria.server.store import Store
 from planaria.wire.machine import BACK_OFF, MAX_BACK_OFF, Outbox
 from planaria.wire.messages import Install, MateReply, MateRequest, Member, RangeRequest, View
 
+HEAD_START_S = 0.1  # for what a step waits for, before the sweep begins
+
 
 @dataclass
 class Patience:
@@ -120,11 +122,19 @@ class Rebuilder:
         self._ranges_again: list[tuple[int, int, int]] = []  # arena, first, stop
         self._scratch: Records = np.zeros((0, 0), np.uint32)
         self._scrub: ScrubRound | None = None
+        self._sweeping = False
+        self._sweeps_from: float | None = None  # at the latest
         self._budget_bytes = 0.0  # what the sweep may still ask for, where it is limited
         self._refilled_at = 0.0
 
     def refill(self, now: float) -> None:
-        """Time passes: the sweep may go on. At most a tenth of a second's worth is saved up."""
+        """Time passes: the sweep may go on. At most a tenth of a second's worth is saved up.
+
+        It begins when the first records that a step waits for are there, or nobody waits.
+        """
+        if self._sweeps_from is None:
+            self._sweeps_from = now + HEAD_START_S
+        self._sweeping = self._sweeping or now >= self._sweeps_from
         limit = self.job.rebuild_bytes_per_s
         self._budget_bytes += limit * (now - self._refilled_at)
         self._budget_bytes = min(self._budget_bytes, limit / 10)
@@ -169,6 +179,7 @@ class Rebuilder:
         self._requested = [np.zeros_like(arena.bitmap) for arena in self.store.arenas]
         self._sweep_at = [0] * len(self.store.arenas)
         self._ranges_again.clear()
+        self._sweeping, self._sweeps_from = False, None
         if self._scrub:  # from the start
             number, self._scrub = self._scrub.number, None
             self.scrub(number)
@@ -202,7 +213,7 @@ class Rebuilder:
         wanted, self._wanted = self._wanted, []
         for arena, index in wanted:
             out += self._start(view, arena, index, as_of, sweep=False)
-        while self._may_sweep():
+        while self._sweeping and self._may_sweep():
             piece = self._next_piece()
             if piece is None:
                 break
@@ -373,6 +384,7 @@ class Rebuilder:
             self._again(number, committed)
             return
         del self.jobs[number]
+        self._sweeping = True
         self.rows_rebuilt += restored
         self.bytes_rebuilt += restored * job.out.shape[1] * 4
 

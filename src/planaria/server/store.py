@@ -26,6 +26,7 @@ from planaria.server.changed import ChangedRows
 from planaria.server.digest import Digest
 from planaria.server.history import Change, History
 from planaria.server.initialising import initialise
+from planaria.server.reserve import Reserve
 from planaria.server.snapshot import FrozenArena, Snapshot, Wanted
 from planaria.tables import Arena
 
@@ -66,6 +67,7 @@ class Store:
         keep_steps: int = 2,
         blank_at: int | None = None,
         on_progress: Callable[[], None] = lambda: None,
+        reserve: Reserve | None = None,
     ) -> None:
         """A store at step 0 with every record initialised; or, for a replacement, a blank one.
 
@@ -73,6 +75,7 @@ class Store:
         blank_at: the step that a replacement starts at, with every record invalid. Whoever has all
         records as of that step from elsewhere puts them into the arenas and calls `set_all_valid`.
         on_progress: see `initialise`.
+        reserve: where its memory comes from, if there is some left.
         """
         if keep_steps < 1:
             raise StoreError(f"keep_steps must be at least 1, not {keep_steps}")
@@ -83,10 +86,11 @@ class Store:
         self.seed = seed
         step = 0 if blank_at is None else blank_at
         self.first_step = step  # nothing before it was ever here
-        self.arenas = [
-            ArenaStore(arena, layout.arena(arena.rows), place, valid=blank_at is None)
-            for arena in arenas
-        ]
+        self.arenas = []
+        for number, arena in enumerate(arenas):
+            within = layout.arena(arena.rows)
+            records = reserve.take(number, within.records(place)) if reserve else None
+            self.arenas.append(ArenaStore(arena, within, place, blank_at is None, records))
         self.own = History(keep_steps, step)
         self.sources = {source: History(keep_steps, step) for source in layout.sources(place)}
         self.holders = layout.holders(place)
