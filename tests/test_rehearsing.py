@@ -94,6 +94,7 @@ def blank() -> tuple[Rebuilder, Callable[[float], set[bool]]]:
         rebuilder.refill(now)
         before = set(rebuilder.jobs)
         rebuilder.take_requests(view, BEFORE)
+        rebuilder.take_sweep(view, BEFORE)
         return {job.sweep for number, job in rebuilder.jobs.items() if number not in before}
 
     return rebuilder, asks

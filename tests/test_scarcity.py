@@ -260,7 +260,7 @@ def test_a_report_that_cannot_be_written_does_not_hide_why_the_job_ended(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(JobRun, "run", lose)
-    monkeypatch.setattr("planaria.cli.write_atomically", refuse)
+    monkeypatch.setattr("planaria.running.write_atomically", refuse)
     result = CliRunner().invoke(app, ["train", "--report", str(tmp_path / "report.json")])
     assert result.exit_code == 3
     assert result.stderr == (

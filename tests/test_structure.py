@@ -52,6 +52,7 @@ ORDER = [
     "outside",
     "planning",
     "comparing",
+    "running",
     "cli",
     "__main__",
 ]

@@ -10,6 +10,7 @@ import time
 from planaria.cluster.files import JobFiles
 from planaria.cluster.launcher import ERRORS
 from planaria.cluster.node import POLL_MS, Node, log
+from planaria.cluster.tracing import ANY, Tracer
 from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine, first_state
 from planaria.coordinator.watch import Silence, Watch
 from planaria.wire.control import Control, Finished, Silent, Viewed, WantMore
@@ -64,6 +65,10 @@ class CoordinatorNode(Node):
         self._beat_at = 0.0
         self._again = 0
         self._supervisor = os.getppid()
+        tracer = Tracer(files, member, lambda: ANY)
+        tracer.watch(self, "_suspect", "detect")
+        tracer.watch(self.machine, "receive", lambda sender, message, now: type(message).__name__)
+        tracer.watch(self.transport, "send_all", "send")
 
     def _on_orphan(self) -> None:
         """Cleans up in the supervisor's place; the others end at the same moment."""

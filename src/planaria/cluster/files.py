@@ -47,6 +47,7 @@ class Beginning(msgspec.Struct, frozen=True):
     job: str
     step: int = 0
     imported: bool = False
+    trace: tuple[int, int] = (0, 0)  # from which step on, and up to which: see cluster/tracing.py
 
     @property
     def restores(self) -> bool:
@@ -142,6 +143,9 @@ class JobFiles:
 
     def log(self, member: Member) -> Path:
         return self.folder / "logs" / f"{member}.log"
+
+    def trace(self, member: Member) -> Path:
+        return self.folder / f"{member}.trace"
 
     def where_logs_are(self) -> str:
         """The end of a sentence that says why a job is over."""

@@ -24,6 +24,7 @@ from planaria.cluster.injecting import Injector
 from planaria.cluster.reporting import Observe, Progress, Reporter, counted
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption
 from planaria.cluster.scripts import INTERRUPTED, Scripts
+from planaria.cluster.trace import Trace
 from planaria.cluster.transport import raise_descriptor_limit
 from planaria.config import Config, describe_protection
 from planaria.control.losses import Losses
@@ -83,10 +84,11 @@ class JobRun:
         observers: Sequence[Observer] = (),
         injector: Injector | None = None,
         scripts: Scripts | None = None,
+        trace: Trace | None = None,
     ) -> None:
         """start: where the job begins, as planaria.cluster.resuming finds it. injector: what to
         strike with, instead of what follows the schedule. scripts: the trainers, where they run a
-        user's.
+        user's. trace: what to fill with what the processes do.
         """
         self.scripts = scripts
         self.strategy = config.strategy
@@ -101,7 +103,9 @@ class JobRun:
         self.job = start.job if start.restores else new_job_id()
         self.reporter = Reporter(config, observe, start.step)
         self.injector = injector or Injector(schedule)
-        self.observers: list[Observer] = [self.reporter, self.injector, *observers]
+        self.trace = trace
+        watchers = [*observers] if trace is None else [*observers, trace]
+        self.observers: list[Observer] = [self.reporter, self.injector, *watchers]
         self.saves = SaveMachine(config, start.step, time.monotonic())
         self.saves.extra.update(self.losses.to_save())
         self._interrupted = 0
@@ -134,7 +138,8 @@ class JobRun:
                 say(note)
         say(describe_protection(self.config))
         with self._signals(), self._archive() as archive:
-            beginning = Beginning(self.job, self.start.step, self.start.imported)
+            window = self.trace.window if self.trace else (0, 0)
+            beginning = Beginning(self.job, self.start.step, self.start.imported, window)
             rolling_back = RollBackMachine(self.config.survival, beginning.step)
             while failure := self._run_processes(beginning, archive):
                 beginning = self._roll_back(rolling_back, failure, archive)
@@ -181,6 +186,8 @@ class JobRun:
                 f"{counted(config.trainers, 'trainer')} start; the job's folder is {attempt.folder}"
             )
             verdict = attempt.run()
+            if self.trace is not None:
+                self.trace.gather(attempt.files)
             self.config = self.reporter.config = attempt.config  # a script may end before its time
             if verdict.sentence is None and self.scripts is not None:
                 self.scripts_wrong = self.scripts.see_out(lambda: self._interrupted > 0)
@@ -210,7 +217,8 @@ class JobRun:
             self.config = replace(self.config, strategy=CHECKPOINT.name)
         self.saves = self.saves.after_rollback(self.config, back, now)
         self._processes.emit("", RolledBack(lost_at, back, failure))
-        return Beginning(self.job, back, self.start.imported and back == 0)
+        window = self.trace.window if self.trace else (0, 0)
+        return Beginning(self.job, back, self.start.imported and back == 0, window)
 
     def unsaved(self, report: dict[str, Any]) -> str:
         """Why the trained model is not where it should be, though the job is done; "" if it is."""

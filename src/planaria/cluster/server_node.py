@@ -20,6 +20,7 @@ from planaria.cluster.parts import (
     take_priorities,
     take_records,
 )
+from planaria.cluster.tracing import ANY, Tracer, trace_member
 from planaria.dense import keepers
 from planaria.server.job import ServerJob
 from planaria.server.machine import ServerMachine
@@ -125,7 +126,26 @@ class ServerNode(MemberNode):
         self._told_in = NO_VIEW  # the view in which it told what it holds
         self._applied, self._applied_at = 0, 0.0  # the last step seen, and when
         self._send_at = self._look_at = 0.0  # when its deltas are sent, and those of others read
+        self._trace(files)
         self.line.tell(Ready())
+
+    def _trace(self, files: JobFiles) -> None:
+        server = self.server
+        tracer = Tracer(files, self.member, lambda: server.step if server.store else ANY)
+
+        def watch_store() -> None:
+            tracer.watch(server.store, "apply", "apply")
+            tracer.watch(server.store, "parity_deltas", "delta out")
+            tracer.watch(server.store, "apply_parity", "delta in")
+            tracer.watch(server.rebuilder, "take_requests", "ask mates")
+            tracer.watch(server.rebuilder, "take_sweep", "sweep")
+            tracer.watch(server.rebuilder, "on_reply", "decode")
+
+        if server.store is not None:
+            watch_store()
+        tracer.watch(server, "_take_place", "take place", watch_store)
+        tracer.watch(server, "_answer", "answer")
+        trace_member(tracer, self.transport, server)
 
     def _on_progress(self) -> None:
         """Another piece of many records is there: initialised, restored or reloaded."""

@@ -13,6 +13,7 @@ from planaria.checkpoints import DENSE
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import IDLE_MS, MemberNode, log
 from planaria.cluster.parts import PartSaver, SavedDense, read_dense
+from planaria.cluster.tracing import Tracer, trace_member
 from planaria.dense import DenseCopies, keepers
 from planaria.exactness import measure
 from planaria.kernels.types import Bytes
@@ -77,9 +78,20 @@ class TrainerNode(MemberNode):
         self.machine = self.trainer
         self.client = Client(self.trainer, lambda: os.eventfd_write(self._wakes, 1))
         self.guard = self.client.lock
+        self._trace()
         self.line.tell(Ready(fingerprint=measure(config.reproducible)))
         self._thread.start()
         return self.client
+
+    def _trace(self) -> None:
+        tracer = Tracer(self.files, self.member, lambda: self.trainer.step)
+        tracer.watch(self.client, "ask", "lookup")
+        tracer.watch(self.client, "rows", "wait for rows")
+        tracer.watch(self.client, "push", "push")
+        tracer.watch(self.client, "sum", "wait for the sum")
+        tracer.watch(self.client, "end_step", "end step")
+        tracer.between(self.client, "rows", "push", "compute")
+        trace_member(tracer, self.transport, self.trainer)
 
     def join(self) -> str:
         """Waits for the end of the job; returns its reason, or raises what kept this one from it.

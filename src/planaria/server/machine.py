@@ -195,7 +195,8 @@ class ServerMachine(Machine):
                 case Scrub():
                     self.rebuilder.scrub(message.round)
                 case MateReply():
-                    self.rebuilder.on_reply(message, self._committed_here())
+                    if not self.rebuilder.on_reply(message, self._committed_here()):
+                        return  # others are still to come
         except PlanariaError as error:
             # Nothing was changed: every handler checks before it writes.
             self.errors.append(f"{type(message).__name__} from {sender}: {error}")
@@ -460,6 +461,8 @@ class ServerMachine(Machine):
                 self.rebuilder.refill(now)
                 self.outbox += self.rebuilder.resend(self.view, now)
                 self._progress()
+                if not self.wants_save:
+                    self.outbox += self.rebuilder.take_sweep(self.view, self._committed_here())
         return super().tick(now)
 
     def progress(self) -> tuple[int, object]:

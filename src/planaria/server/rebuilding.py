@@ -24,6 +24,7 @@ from planaria.server.store import Store
 from planaria.wire.machine import BACK_OFF, MAX_BACK_OFF, Outbox
 from planaria.wire.messages import Install, MateReply, MateRequest, Member, RangeRequest, View
 
+RANGE_RECORDS = 4096  # regions of fewer records are not worth a request each
 HEAD_START_S = 0.1  # for what a step waits for, before the sweep begins
 
 
@@ -55,6 +56,10 @@ class DecodeJob:
     asked: dict[int, tuple[Index, Index]] = field(default_factory=dict)
     """place -> (rows of this job, columns of its mates) that are still to be answered"""
     patience: Patience = field(default_factory=Patience)
+
+    @property
+    def count(self) -> int:
+        return len(self.index)
 
 
 @dataclass
@@ -141,9 +146,10 @@ class Rebuilder:
         self._refilled_at = now
 
     def _may_sweep(self) -> bool:
-        under_way = sum(job.sweep for job in self.jobs.values())
-        limited = self.job.rebuild_bytes_per_s > 0
-        return under_way < self.job.rebuild_jobs and (not limited or self._budget_bytes > 0)
+        """So many requests for so many records each may be under way; or more for fewer."""
+        under_way = sum([job.count for job in self.jobs.values() if job.sweep])
+        room = under_way < self.job.rebuild_jobs * self.job.rebuild_chunk
+        return room and (self.job.rebuild_bytes_per_s == 0 or self._budget_bytes > 0)
 
     def scrub(self, number: int) -> None:
         """Starts a round of verification, unless one is under way."""
@@ -205,14 +211,19 @@ class Rebuilder:
             self._wanted.append((arena, fresh))
 
     def take_requests(self, view: View, committed: int) -> Outbox:
-        """New requests for what is wanted, and for the next piece of the sweep."""
+        """New requests for what is wanted."""
+        out: Outbox = []
+        wanted, self._wanted = self._wanted, []
+        for arena, index in wanted:
+            out += self._start(view, arena, index, max(committed, self._hint), sweep=False)
+        return out
+
+    def take_sweep(self, view: View, committed: int) -> Outbox:
+        """New requests for the next pieces of what nobody waits for; to be sent after all else."""
         if not self.store.invalid_records:
             return self._verify(view, committed) if self._scrub else []
         as_of = max(committed, self._hint)
         out: Outbox = []
-        wanted, self._wanted = self._wanted, []
-        for arena, index in wanted:
-            out += self._start(view, arena, index, as_of, sweep=False)
         while self._sweeping and self._may_sweep():
             piece = self._next_piece()
             if piece is None:
@@ -266,7 +277,7 @@ class Rebuilder:
             return arena, np.arange(first, stop), True
         for arena, store in enumerate(self.store.arenas):
             slots = store.layout.slots
-            by_region = slots >= self.job.rebuild_chunk
+            by_region = slots >= min(self.job.rebuild_chunk, RANGE_RECORDS)
             while self._sweep_at[arena] < len(store.records):
                 start = self._sweep_at[arena]
                 stop = min(start + self.job.rebuild_chunk, len(store.records))
@@ -328,35 +339,39 @@ class Rebuilder:
                 out += self._requests(view, number, job)
         return out
 
-    def on_reply(self, reply: MateReply, committed: int) -> None:
+    def on_reply(self, reply: MateReply, committed: int) -> bool:
+        """Whether a job has come to its end by that, one way or another."""
         job = self.jobs.get(reply.request)
         if job is None:
-            return
+            return False
         if isinstance(job, RangeJob):
             expected = reply.place in job.mates.places and reply.place not in job.replies
         else:
             expected = reply.place in job.asked
         if not expected:
-            return
+            return False
         if reply.status != "value" or reply.records is None:
             self._hint = max(self._hint, reply.committed if reply.status == "gone" else 0)
             if reply.status == "invalid" and not job.verify:
                 self._avoid.add(reply.place)
             self._again(reply.request, committed)
-            return
+            return True
         if isinstance(job, RangeJob):
             words = self.store.arenas[job.arena].arena.words
             if reply.records.shape == (job.count, words):
                 job.replies[reply.place] = reply.records
-            if len(job.replies) == job.mates.places.shape[1]:
-                self._finish_range(reply.request, job, committed)
-            return
+            if len(job.replies) < job.mates.places.shape[1]:
+                return False
+            self._finish_range(reply.request, job, committed)
+            return True
         rows, columns = job.asked[reply.place]
         coef = np.ascontiguousarray(job.mates.coef[rows, columns])
         kernels.mul_add(job.out, rows, coef, reply.records)
         del job.asked[reply.place]
-        if not job.asked:
-            self._finish(reply.request, job, committed)
+        if job.asked:
+            return False
+        self._finish(reply.request, job, committed)
+        return True
 
     def _finish_range(self, number: int, job: RangeJob, committed: int) -> None:
         words = self.store.arenas[job.arena].arena.words
@@ -384,7 +399,7 @@ class Rebuilder:
             self._again(number, committed)
             return
         del self.jobs[number]
-        self._sweeping = True
+        self._sweeping |= all(other.sweep for other in self.jobs.values())
         self.rows_rebuilt += restored
         self.bytes_rebuilt += restored * job.out.shape[1] * 4
 

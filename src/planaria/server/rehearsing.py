@@ -45,6 +45,10 @@ class Rehearsal:
         self.servers["spare"], self.names[lost] = self.spare, "spare"
         self._install(View(2, 0), committed=BEFORE, rebuilding=[lost])
         self._train(View(2, 0), BEFORE + 1)
+        now = 0.0
+        while not self.spare.whole:
+            now += 1.0
+            self._deliver(self.spare.tick(now), "spare")
 
     def _install(self, view: View, committed: int, rebuilding: list[int]) -> None:
         install = Install(
