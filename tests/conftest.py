@@ -9,7 +9,11 @@ from planaria import kernels
 from planaria.cluster.nursery import sharing
 
 
+HELPERS = ("broken_rules", "cluster_commands", "cluster_hangs", "cluster_jobs", "script_jobs")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    pytest.register_assert_rewrite(*HELPERS)  # what they assert says what it found, as in a test
     config.addinivalue_line("markers", "torch: imports PyTorch; left out under the sanitizers")
     config.addinivalue_line("markers", "campaign: takes long; left out by make test")
 

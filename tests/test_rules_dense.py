@@ -274,7 +274,7 @@ CONTROLS: list[Control] = [
     ("rule 12, keepers", broken(AsksNoKeeper), 0, KEEPERS),
     ("rule 15, copies", broken(AsksForNoCopies), 0, KEEPERS),
     ("found: any part ends", broken(EndsWithAnyPart), 32, LOSSY),
-    ("found: ends without a copy", broken(EndsWithoutACopy, SendsNoCopies), 3, SHORT),
+    ("found: ends without a copy", broken(EndsWithoutACopy, SendsNoCopies), 10, SHORT),
 ]
 
 

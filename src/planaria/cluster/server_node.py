@@ -217,6 +217,7 @@ class ServerNode(MemberNode):
         self._report()
         if self.server.done and not self.server.left:
             self._leave_when_saved()
+        self.post(self.server.sweep())
         if self._reserve is not None:
             return self._warm(self._reserve)
         return self._protect()

@@ -394,6 +394,12 @@ class ServerMachine(Machine):
             self.unsent.clear()
         return self.take_outbox()
 
+    def sweep(self) -> Outbox:
+        """Requests for what nobody waits for. Asked for when all else is out."""
+        if self.install and self.rebuilder and not self.frozen() and not self.wants_save:
+            self.outbox += self.rebuilder.take_sweep(self.view, self._committed_here())
+        return self.take_outbox()
+
     def _vote(self) -> None:
         """Rule 4: trainers push t + 1 only when all servers have voted for t. An answer is a vote,
         too, for the trainer that gets it.
@@ -461,8 +467,6 @@ class ServerMachine(Machine):
                 self.rebuilder.refill(now)
                 self.outbox += self.rebuilder.resend(self.view, now)
                 self._progress()
-                if not self.wants_save:
-                    self.outbox += self.rebuilder.take_sweep(self.view, self._committed_here())
         return super().tick(now)
 
     def progress(self) -> tuple[int, object]:

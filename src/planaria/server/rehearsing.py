@@ -48,7 +48,7 @@ class Rehearsal:
         now = 0.0
         while not self.spare.whole:
             now += 1.0
-            self._deliver(self.spare.tick(now), "spare")
+            self._deliver(self.spare.tick(now) + self.spare.sweep(), "spare")
 
     def _install(self, view: View, committed: int, rebuilding: list[int]) -> None:
         install = Install(

@@ -241,7 +241,7 @@ class World:
         """What a driver does after each call of a machine: save or compute, then send."""
         process = self.processes[member]
         if process.role == "server":
-            outbox += process.machine.protect()
+            outbox += process.machine.protect() + process.machine.sweep()
         elif process.role == "trainer":
             process.driver.advance()
             outbox += process.machine.take_outbox()
