@@ -8,7 +8,6 @@ import pytest
 from planaria import kernels
 from planaria.cluster.nursery import sharing
 
-
 HELPERS = ("broken_rules", "cluster_commands", "cluster_hangs", "cluster_jobs", "script_jobs")
 
 
