@@ -64,7 +64,13 @@ class Talker:
         self.receive(
             "server-0",
             Answer(
-                view=FIRST, place=0, step=step, part=part, protected=protected, weights=[weights]
+                whole=True,
+                view=FIRST,
+                place=0,
+                step=step,
+                part=part,
+                protected=protected,
+                weights=[weights],
             ),
         )
 

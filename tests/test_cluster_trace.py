@@ -23,6 +23,7 @@ from planaria.errors import ClusterError
 pytestmark = pytest.mark.torch
 
 SMALL = ("--set", "model.rows=2000", "--set", "servers=3", "--set", "k=2", "--set", "trainers=1")
+CPR = ("--set=strategy=cpr", "--set=checkpoint.path=unused", "--set=checkpoint.every_steps=5")
 STEP = {"lookup", "wait for rows", "compute", "push", "apply", "answer", "delta out", "delta in"}
 RECOVERY = {"detect", "prepare", "install", "take place", "ask mates", "decode"}
 
@@ -107,6 +108,7 @@ def test_a_model_that_a_script_trains_ends_with_its_trace(tmp_path: Path) -> Non
         (("--at", "5", "--kill", "server:1@90"), "the job ends with step 10; raise --steps"),
         (("--kill", "server:99@30"), "server:99"),
         (("--out", "/nowhere/trace.json"), "--out: the folder of /nowhere/trace.json"),
+        (CPR, "expected erasure or none for a trace"),
     ],
 )
 def test_what_cannot_be_traced_is_refused_before_anything_starts(
@@ -115,6 +117,14 @@ def test_what_cannot_be_traced_is_refused_before_anything_starts(
     done = run(*words)
     assert done.returncode == 2
     assert says in done.stderr.replace("\n", " ")
+
+
+def test_a_job_that_ends_badly_has_its_trace_as_well(tmp_path: Path) -> None:
+    out = tmp_path / "trace.json"
+    unprotected = ("--set", "strategy=none", "--set", "k=1", "--kill", "server:1@12")
+    done = run(*SMALL, *unprotected, "--steps", "6", "--out", str(out))
+    assert done.returncode == 3, done.stderr
+    assert "server-1: killed" in [moment["name"] for moment in Read(out).moments]
 
 
 # ---------------------------------------------------------------------------- its parts
@@ -152,6 +162,17 @@ def test_a_process_that_is_not_traced_is_left_alone(home: Path) -> None:
     files, counting = traced(home / "jobs" / "a", 0, 0)
     assert "work" not in vars(counting)
     assert not files.trace("server-0").exists()
+    files.remove()
+
+
+def test_a_full_disk_ends_the_trace_and_not_the_job(home: Path) -> None:
+    files, counting = traced(home / "jobs" / "a", 1, 9)
+    counting.work(1)
+    files.trace("server-0").unlink()
+    files.trace("server-0").symlink_to("/dev/full")
+    tracer = Tracer(files, "server-0", lambda: counting.step)
+    tracer.watch(counting, "work", "again")
+    assert [counting.work(1), counting.work(1)] == [2, 3]
     files.remove()
 
 

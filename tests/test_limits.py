@@ -96,7 +96,9 @@ def legal_messages(config: Config) -> Iterator[Message]:
                 weights = np.ones((len(index), dim), np.float32)
                 common: dict[str, Any] = {"view": NO_VIEW, "step": 1}
                 yield Lookup(**common, rank=rank, part=0, indices=[index])
-                yield Answer(**common, place=place, part=0, protected=0, weights=[weights])
+                yield Answer(
+                    **common, place=place, part=0, protected=0, whole=True, weights=[weights]
+                )
                 if samples == config.batch:
                     yield Push(**common, rank=rank, indices=[index], gradients=[weights], lrs=[0.1])
                     contributions[place].append((index, weights))

@@ -39,8 +39,10 @@ LIMIT_S = 30.0  # for what takes milliseconds
 
 
 @contextmanager
-def listening(name: str, bind: str = LOOPBACK, limits: Limits = SMALL) -> Iterator[Sockets]:
-    transport = Sockets(name, KEYS, bind, limits)
+def listening(
+    name: str, bind: str = LOOPBACK, limits: Limits = SMALL, *, can_wait: bool = False
+) -> Iterator[Sockets]:
+    transport = Sockets(name, KEYS, bind, limits, can_wait=can_wait)
     try:
         yield transport
     finally:
@@ -197,8 +199,11 @@ def test_two_that_write_more_than_the_kernel_holds_to_each_other_both_get_it(
 
 
 def test_what_can_wait_wakes_nobody_who_is_busy_but_is_received_with_the_rest() -> None:
-    with listening("a") as busy, listening("b") as patient, listening("c") as urgent:
-        patient.can_wait = True
+    with (
+        listening("a") as busy,
+        listening("b", can_wait=True) as patient,
+        listening("c") as urgent,
+    ):
         say(patient, busy.address, 0)
         assert hears(busy, 0)
         busy.defer(on=True)

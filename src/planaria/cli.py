@@ -51,6 +51,7 @@ from planaria.running import (
     trainers,
     write_report,
 )
+from planaria.strategies import ERASURE, NONE
 from planaria.trainer.declaring import Settings
 
 app = typer.Typer(
@@ -229,6 +230,13 @@ def trace(
     """
     check_file(out, "--out")
     given, _ = read(config, sets)
+    if given.strategy not in (ERASURE.name, NONE.name):
+        leave(
+            EXIT_CONFIG,
+            f"strategy: expected erasure or none for a trace, which saves nothing, got "
+            f"{given.strategy}",
+        )
+    given = replace(given, checkpoint=CheckpointConfig())
     check_early(given, kill, freeze, resume=False)
     strikes = [fault.step for fault in parse_faults(kill, freeze)]
     first = at or max(min(strikes, default=21) - 1, 1)
@@ -238,11 +246,20 @@ def trace(
     if max(strikes, default=0) >= end:
         leave(EXIT_CONFIG, f"--kill, --freeze: the job ends with step {end}; raise --steps")
     data = replace(given.data, epochs=None)
-    job = replace(given, checkpoint=CheckpointConfig(), steps=end, data=data)
+    job = replace(given, steps=end, data=data)
     found = Trace(first, steps)
-    with trainers(job) as (known, scripts):
-        schedule = make_schedule(known, kill, freeze)
-        run_job("tracing", known, schedule, None, scripts=scripts, trace=found)
+    try:
+        with trainers(job) as (known, scripts):
+            schedule = make_schedule(known, kill, freeze)
+            run_job("tracing", known, schedule, None, scripts=scripts, trace=found)
+    finally:  # also of a job that ends badly: that may be why it is traced
+        if found.spans:
+            _write_trace(found, out)
+    if not found.spans:
+        leave(EXIT_FAILED, f"nothing was traced: the job has ended before step {first}")
+
+
+def _write_trace(found: Trace, out: Path) -> None:
     try:
         found.write(out)
     except PlanariaError as error:

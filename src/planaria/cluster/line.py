@@ -19,6 +19,7 @@ from planaria.wire.control import Control, Told, Working
 from planaria.wire.messages import NO_VIEW, Heartbeat
 from planaria.wire.telling import Teller
 
+FLUSH_S = 0.005  # between two looks whether there is room for more
 WORKING_S = 0.5  # between two words on a long piece of work
 
 
@@ -80,8 +81,10 @@ class Line:
         beats: tuple[str, Connection | None] = ("", None)
         next_beat = time.monotonic()
         while True:
+            waits = to_supervisor.flush()  # more than the kernel takes at once
+            until_s = FLUSH_S if waits else next_beat - time.monotonic()
             with contextlib.suppress(queue.Empty):
-                message = self._queue.get(timeout=max(next_beat - time.monotonic(), 0.001))
+                message = self._queue.get(timeout=max(until_s, 0.001))
                 if message is None:
                     break
                 self._send(to_supervisor, message)
@@ -89,14 +92,15 @@ class Line:
             if now < next_beat:
                 continue
             next_beat = now + self._beat_s
-            with self._lock:
-                again = self._teller.due(now)
-            for tell in again:
-                self._send(to_supervisor, tell)
+            if not waits:  # what was not sent cannot have been heard
+                with self._lock:
+                    again = self._teller.due(now)
+                for tell in again:
+                    self._send(to_supervisor, tell)
             beats = self._beat(beats, now)
-        to_supervisor.close()
         if beats[1] is not None:
-            beats[1].close()
+            beats[1].close(linger_s=0)
+        to_supervisor.close()
 
     def _beat(
         self, beats: tuple[str, Connection | None], now: float
@@ -104,7 +108,7 @@ class Line:
         (address, connection), wanted = beats, self.coordinator
         if wanted != address:
             if connection is not None:
-                connection.close()
+                connection.close(linger_s=0)
             address, connection = "", None
             with contextlib.suppress(OSError):  # no descriptor left: at the next beat, then
                 connection = self._transport.connect(wanted) if wanted else None

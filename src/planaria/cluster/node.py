@@ -49,7 +49,9 @@ class Node:
         self.config = Config.from_dict(files.config())
         self.keys = files.keys()
         bind = files.bind_address(self.config, member)
-        self.transport = open_transport(member, self.keys, bind, limits_of(self.config))
+        limits = limits_of(self.config)
+        can_wait = role == "server"  # deltas, to other servers
+        self.transport = open_transport(member, self.keys, bind, limits, can_wait=can_wait)
         self.line = Line(
             self.transport, files.supervisor(), self.config.cluster.heartbeat_ms / 1000
         )

@@ -38,11 +38,12 @@ from planaria.wire.control import (
     ScrubFound,
     ServerHolds,
 )
-from planaria.wire.messages import NO_VIEW, Member, Message, Push
+from planaria.wire.messages import NO_VIEW, MateRequest, Member, Message, Push, RangeRequest
 
 REPORT_S = 0.2
 PAUSE_SHARE = 0.1
 MAX_PAUSE_S = 0.02
+MATES_S = 1.0  # after which nobody who rebuilds is waited for
 
 
 def resident_bytes() -> int:
@@ -84,7 +85,6 @@ def rehearse() -> None:
 class ServerNode(MemberNode):
     def __init__(self, files: JobFiles, member: Member, place: int | None) -> None:
         super().__init__(files, member, "server")
-        self.transport.can_wait = True  # deltas, to other servers
         config = self.config
         kernels.set_threads(config.threads.server)
         self._progress = 0
@@ -126,6 +126,7 @@ class ServerNode(MemberNode):
         self._told_in = NO_VIEW  # the view in which it told what it holds
         self._applied, self._applied_at = 0, 0.0  # the last step seen, and when
         self._send_at = self._look_at = 0.0  # when its deltas are sent, and those of others read
+        self._mates_at = -math.inf  # when others last wanted records of it
         self._trace(files)
         self.line.tell(Ready())
 
@@ -154,6 +155,8 @@ class ServerNode(MemberNode):
 
     def _handle(self, sender: Member, address: str, message: Message) -> None:
         super()._handle(sender, address, message)
+        if isinstance(message, MateRequest | RangeRequest):
+            self._mates_at = time.monotonic()
         self._save_if_due()
 
     def _save_if_due(self) -> None:
@@ -245,7 +248,8 @@ class ServerNode(MemberNode):
         if server.unsent and not server.frozen() and now >= self._send_at:
             self.post(server.protect())
         wait_s = (self._send_at if server.unsent else self._look_at) - now
-        self.transport.defer(on=wait_s > 0 and server.calm)
+        calm = server.whole and not server.frozen() and now - self._mates_at > MATES_S
+        self.transport.defer(on=calm and wait_s > 0)
         return math.ceil(wait_s * 1000) if wait_s > 0 else IDLE_MS
 
     def _report(self) -> None:
@@ -273,6 +277,8 @@ class ServerNode(MemberNode):
     def on_view(self) -> None:
         if self.server.wants_save:
             self._fill_from_save()
+        if self.server.install and self.server.install.rebuilding:
+            self._mates_at = time.monotonic()
         self._was_whole = self.server.whole
 
     def _fill_from_save(self) -> None:

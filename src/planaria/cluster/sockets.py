@@ -8,7 +8,7 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,18 @@ PAUSE_S = 0.1  # of the door, where no descriptor is left
 class Sockets(Transport):
     """Messages that are not encrypted."""
 
-    def __init__(self, member: Member, keys: Keys, bind: str, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        member: Member,
+        keys: Keys,
+        bind: str,
+        limits: Limits | None = None,
+        *,
+        can_wait: bool = False,
+    ) -> None:
         super().__init__(member, keys, limits)
+        self._greeting = MAGIC + keys.token
+        self._can_wait = can_wait
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._epoll = select.epoll()
         self._later = select.epoll()  # of those whose messages can wait
@@ -37,6 +47,7 @@ class Sockets(Transport):
         self._peers: dict[str, Outgoing] = {}
         self._outgoing: dict[int, Outgoing] = {}  # by descriptor, as far as they are connected
         self._incoming: dict[int, Incoming] = {}
+        self._patient: set[int] = set()  # of these, whose messages can wait
         self._received: deque[Envelope] = deque()
         self._strangers: deque[Incoming] = deque()  # in the order in which they came
         self._opens_at: float | None = None  # the door is shut until then
@@ -60,23 +71,24 @@ class Sockets(Transport):
         for address, frames in messages:
             peer = self._peers.get(address)
             if peer is None:
-                peer = self._peers[address] = self.connect(address)
+                peer = self._peers[address] = self._new_peer(address, self._unwatch)
             if not peer.put(frames):
                 self.dropped += 1
         for address in dict.fromkeys(address for address, _ in messages):
             self._tend(self._peers[address])
 
     def connect(self, address: str) -> Outgoing:
-        return Outgoing(address, MAGIC + self.keys.token + bytes([self.can_wait]))
+        return self._new_peer(address)
+
+    def _new_peer(self, address: str, on_close: Callable[[int], None] = lambda _: None) -> Outgoing:
+        return Outgoing(address, self._greeting + bytes([self._can_wait]), on_close)
 
     def _tend(self, peer: Outgoing) -> None:
         """Sends what it can, and has the kernel tell when there is room for more, or nobody."""
-        before = peer.descriptor
         peer.flush()
-        if peer.starved and self._strangers:
-            self._drop(self._strangers[0])
-        if peer.descriptor != before:
-            self._outgoing.pop(before, None)
+        if peer.starved:
+            peer.starved = False
+            self._make_room()
         if peer.descriptor == -1:
             return
         # That it is closed shows as something to read: nobody writes in this direction.
@@ -87,6 +99,13 @@ class Sockets(Transport):
         elif peer.events != events:
             self._epoll.modify(peer.descriptor, events)
         peer.events = events
+
+    def _unwatch(self, descriptor: int) -> None:
+        """Before it is closed: somebody may have a copy of it, a child that was forked, say, and as
+        long as that is open, the kernel would go on telling.
+        """
+        if self._outgoing.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
 
     # ------------------------------------------------------------------ receiving
 
@@ -102,20 +121,26 @@ class Sockets(Transport):
             self._epoll.modify(self._later, 0 if on else select.EPOLLIN)
 
     def receive(self, limit: int = 256) -> Iterator[Envelope]:
-        self._attend()
+        self._attend(limit)
         for _ in range(limit):
             if not self._received:
                 return
             yield self._received.popleft()
 
-    def _attend(self) -> None:
-        for descriptor, _ in (*self._epoll.poll(0), *self._later.poll(0)):
+    def _attend(self, limit: int) -> None:
+        """To all that is ready; what is only watched is its owner's. While `limit` messages wait
+        here, no more are read: then their senders wait.
+        """
+        ready = [descriptor for descriptor, _ in (*self._epoll.poll(0), *self._later.poll(0))]
+        for descriptor in ready:
             if descriptor in self._incoming:
-                self._read(self._incoming[descriptor])
+                connection = self._incoming[descriptor]
+                if len(self._received) < limit or not connection.greeted:
+                    self._read(connection)
             elif descriptor in self._outgoing:
                 self._tend(self._outgoing[descriptor])
-            elif descriptor == self._door.fileno():
-                self._accept()
+        if self._door.fileno() in ready:
+            self._accept()  # last: whoever has greeted meanwhile is no stranger any more
         for peer in self._peers.values():
             if peer.waiting and peer.descriptor == -1:
                 self._tend(peer)
@@ -137,12 +162,26 @@ class Sockets(Transport):
             if connection.can_wait and connection.descriptor in self._incoming:
                 self._epoll.unregister(connection.descriptor)
                 self._later.register(connection.descriptor, select.EPOLLIN)
+                self._patient.add(connection.descriptor)
 
     def _drop(self, connection: Incoming) -> None:
         del self._incoming[connection.descriptor]
         if not connection.greeted:
             self._strangers.remove(connection)
+        patient = connection.descriptor in self._patient
+        (self._later if patient else self._epoll).unregister(connection.descriptor)
+        self._patient.discard(connection.descriptor)
         connection.close()
+
+    def _make_room(self) -> bool:
+        """Whether a connection was closed: that of the stranger who has been silent for longest."""
+        while self._strangers:
+            oldest = self._strangers[0]
+            self._read(oldest)
+            if self._strangers and self._strangers[0] is oldest:
+                self._drop(oldest)
+                return True
+        return False
 
     def _accept(self) -> None:
         for _ in range(MOST_STRANGERS):
@@ -153,19 +192,18 @@ class Sockets(Transport):
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     continue  # who was about to come in has gone
-                if self._strangers:
-                    self._drop(self._strangers[0])
+                if self._make_room():
                     continue
                 # Somebody waits at the door; to look again at once would change nothing.
                 self._epoll.modify(self._door, 0)
                 self._opens_at = time.monotonic() + PAUSE_S
                 return
-            connection = Incoming(own, MAGIC + self.keys.token, self.limits)
+            connection = Incoming(own, self._greeting, self.limits)
             self._incoming[connection.descriptor] = connection
             self._strangers.append(connection)
             self._epoll.register(connection.descriptor, select.EPOLLIN)
             if len(self._strangers) > MOST_STRANGERS:
-                self._drop(self._strangers[0])
+                self._make_room()
 
     def _see_off_strangers(self) -> None:
         if self._opens_at is None and not self._strangers:
@@ -185,9 +223,7 @@ class Sockets(Transport):
             self._forget(address)
 
     def _forget(self, address: str) -> None:
-        peer = self._peers.pop(address)
-        self._outgoing.pop(peer.descriptor, None)
-        peer.close(linger_s=0)
+        self._peers.pop(address).close(linger_s=0)
 
     def close(self) -> None:
         deadline = time.monotonic() + LINGER_S

@@ -25,7 +25,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -47,11 +47,14 @@ NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 class Outgoing:
     """A connection to one peer, and what waits for it. It is made when it is needed, and again when
-    it breaks.
+    it breaks. on_close: what is done with a descriptor before it is closed.
     """
 
-    def __init__(self, address: str, greeting: bytes) -> None:
+    def __init__(
+        self, address: str, greeting: bytes, on_close: Callable[[int], None] = lambda _: None
+    ) -> None:
         self.address = address
+        self._on_close = on_close
         self.descriptor = -1  # while there is no connection
         self.waiting = 0  # bytes
         self.events = 0  # that its owner is told of
@@ -77,20 +80,23 @@ class Outgoing:
         self.put(frames)
         self.flush()
 
-    def flush(self) -> None:
-        """As much as the kernel takes; or, if nothing waits, whether the peer is still there."""
-        if self._socket is None:
-            if not self.waiting or time.monotonic() < self._retry_at:
-                return
+    def flush(self) -> bool:
+        """Sends as much as the kernel takes; or, if nothing waits, looks whether the peer is still
+        there. Returns whether something still waits.
+        """
+        if self._socket is None and self.waiting and time.monotonic() >= self._retry_at:
             self._connect()
-        if self._socket is None:
-            return
+        if self._socket is not None:
+            self._flush(self._socket)
+        return self.waiting > 0
+
+    def _flush(self, own: socket.socket) -> None:
         try:
-            if not self.waiting and self._socket.recv(1) == b"":
+            if not self.waiting and own.recv(1) == b"":
                 self._broken()
             while self.waiting:
                 buffers = list(islice(chain.from_iterable(self._messages), MOST_BUFFERS))
-                self._sent(self._socket.sendmsg(buffers, (), socket.MSG_NOSIGNAL))
+                self._sent(own.sendmsg(buffers, (), socket.MSG_NOSIGNAL))
         except BlockingIOError:
             pass
         except OSError:
@@ -138,6 +144,7 @@ class Outgoing:
 
     def _close_socket(self) -> None:
         if self._socket is not None:
+            self._on_close(self._socket.fileno())
             self._socket.close()
         self._socket, self.descriptor = None, -1
 

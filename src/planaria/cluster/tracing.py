@@ -48,19 +48,18 @@ class Tracer:
     def watch(
         self, owner: object, method: str, name: Name, after: Callable[[], None] | None = None
     ) -> None:
-        """From now on, when this method of this object runs is written down; `after`: then."""
+        """From now on, when this method of this object has run is written down; `after`: then."""
         if self._file is None:
             return
         original = getattr(owner, method)
 
         def timed(*args: Any, **options: Any) -> Any:
             began_ns = time.monotonic_ns()
-            try:
-                return original(*args, **options)
-            finally:
-                self._note(name if isinstance(name, str) else name(*args), began_ns)
-                if after is not None:
-                    after()
+            found = original(*args, **options)
+            self._note(name if isinstance(name, str) else name(*args), began_ns)
+            if after is not None:
+                after()
+            return found
 
         setattr(owner, method, timed)
 
@@ -90,7 +89,10 @@ class Tracer:
         if self._file is not None and (step in self.window or step == ANY):
             took_ns = time.monotonic_ns() - began_ns
             span = Span(name, threading.current_thread().name, began_ns, took_ns, step)
-            os.write(self._file, msgspec.json.encode(span) + b"\n")
+            try:
+                os.write(self._file, msgspec.json.encode(span) + b"\n")
+            except OSError:  # no room: the job matters more
+                self._file = None
 
 
 def trace_member(tracer: Tracer, transport: Transport, machine: Machine) -> None:

@@ -43,10 +43,15 @@ class Keys(NamedTuple):
 
 
 class Connection(Protocol):
-    """To one peer, for a thread of its own."""
+    """To one peer, for a thread of its own, which must `flush` it while something waits."""
 
     def send(self, frames: Sequence[Any]) -> None: ...
-    def close(self) -> None: ...
+
+    def flush(self) -> bool:
+        """Sends as much as can leave now; whether something still waits for that."""
+        ...
+
+    def close(self, linger_s: float = LINGER_S) -> None: ...
 
 
 class Transport:
@@ -56,7 +61,6 @@ class Transport:
 
     def __init__(self, member: Member, keys: Keys, limits: Limits | None) -> None:
         self.member = member
-        self.can_wait = False  # its messages can, if they come to somebody who is busy
         self.keys = keys
         self.limits = limits or ANY_JOB
         self.refused = 0  # messages that were not the job's, or not well formed
@@ -74,7 +78,9 @@ class Transport:
             self.send(address, frames)
 
     def connect(self, address: str) -> Connection:
-        """A connection of its own, for a thread of its own; the caller closes it."""
+        """A connection of its own, for a thread of its own; the caller closes it. OSError: no
+        descriptor is left.
+        """
         raise NotImplementedError
 
     def watch(self, descriptor: int) -> None:
@@ -107,13 +113,21 @@ class Transport:
 
 
 def open_transport(
-    member: Member, keys: Keys, bind: str, limits: Limits | None = None
+    member: Member,
+    keys: Keys,
+    bind: str,
+    limits: Limits | None = None,
+    *,
+    can_wait: bool = False,
 ) -> Transport:
-    """bind: "tcp://127.0.0.1:*" or "ipc://some/path"; `address` says what it became."""
+    """bind: "tcp://127.0.0.1:*" or "ipc://some/path"; `address` says what it became.
+
+    can_wait: its messages can, if they come to somebody who is busy.
+    """
     if keys.secret is None:
         from planaria.cluster.sockets import Sockets
 
-        return Sockets(member, keys, bind, limits)
+        return Sockets(member, keys, bind, limits, can_wait=can_wait)
     from planaria.cluster.zeromq import ZeroMQ
 
     return ZeroMQ(member, keys, bind, limits)

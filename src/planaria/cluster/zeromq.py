@@ -58,8 +58,11 @@ class Dealer:
         with contextlib.suppress(zmq.ZMQError):
             self._socket.send_multipart(frames, zmq.NOBLOCK)
 
-    def close(self) -> None:
-        self._socket.close()
+    def flush(self) -> bool:
+        return False  # ZeroMQ does, in a thread of its own
+
+    def close(self, linger_s: float = LINGER_S) -> None:
+        self._socket.close(linger=round(linger_s * 1000))
 
 
 class ZeroMQ(Transport):
@@ -105,7 +108,10 @@ class ZeroMQ(Transport):
         return router
 
     def connect(self, address: str) -> Dealer:
-        return Dealer(self._new_dealer(address))
+        try:
+            return Dealer(self._new_dealer(address))
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, str(error)) from None
 
     def _new_dealer(self, address: str) -> zmq.Socket[bytes]:
         dealer = self._socket(zmq.DEALER)

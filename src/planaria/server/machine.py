@@ -94,11 +94,6 @@ class ServerMachine(Machine):
         return whole and self.step == self.last and not self.frozen()
 
     @property
-    def calm(self) -> bool:
-        """Whether nobody waits for what another server has said, but for its deltas."""
-        return self.install is not None and not self.install.rebuilding and not self.frozen()
-
-    @property
     def wants_save(self) -> bool:
         """Whether the driver must fill the store from the last save, and call `filled`."""
         return self.job.partial and self.store is not None and not self.whole
@@ -435,6 +430,7 @@ class ServerMachine(Machine):
             step=lookup.step,
             part=lookup.part,
             protected=self.protected,
+            whole=self.whole,
             weights=weights,
         )
         self.send(sender, answer)

@@ -96,6 +96,7 @@ class TrainerMachine(Machine):
         self.protected = [0] * job.servers  # by place: the last step that it has voted for
         self.pushed = 0  # the last step whose gradients were sent in this view
         self.pushes: dict[int, Gradients] = {}
+        self.rebuilding: set[int] = set()  # places that are not known to be whole again
         self.reduction = Reduction(job.trainers)
 
     @property
@@ -188,6 +189,7 @@ class TrainerMachine(Machine):
         self.answers.clear()
         self.protected = [new.committed] * self.job.servers
         self.pushed = new.committed
+        self.rebuilding = set(new.rebuilding)
         self.reduction.start_over()
         if self.blank:
             self._ask_for_dense(new)
@@ -219,6 +221,8 @@ class TrainerMachine(Machine):
         match message:
             case Answer() if self._fits(message):
                 self.answers.setdefault((message.step, message.part), {})[message.place] = message
+                if message.whole:
+                    self.rebuilding.discard(message.place)
                 self._on_vote(message.place, message.protected)
             case Vote() if 0 <= message.place < self.job.servers:
                 self._on_vote(message.place, message.protected)
@@ -316,7 +320,7 @@ class TrainerMachine(Machine):
         """Rows of a step are those after the one before. So a lookup leaves with the gradients of
         that, for one message and one awakening; but ahead of them where rows are decoded first.
         """
-        return part[0] <= self.pushed + 1 or bool(self.install and self.install.rebuilding)
+        return part[0] <= self.pushed + 1 or bool(self.rebuilding)
 
     def _send_due_lookups(self) -> None:
         for part in sorted(self.asked):
@@ -348,10 +352,10 @@ class TrainerMachine(Machine):
         while self.pushed + 1 in self.pushes and min(self.protected) >= self.pushed:
             if not self._live():
                 return
-            waiting = [part for part in sorted(self.asked) if not self._is_due(part)]
             self.pushed += 1
-            for part in filter(self._is_due, waiting):  # first: then the answer is the vote, too
-                self._send_lookups(part)
+            for part in sorted(self.asked):  # first: then the answer is the vote, too
+                if part[0] == self.pushed + 1 and not self.rebuilding:
+                    self._send_lookups(part)
             self._send_pushes(self.pushed, range(self.job.servers))
             if self.pushed not in self.reduction.sums:
                 self._send_contributions(self.pushed, range(self.job.trainers))

@@ -64,6 +64,7 @@ class Answer(Message):
     step: int
     part: int
     protected: int
+    whole: bool  # whether the sender is: none of its records is still to be decoded
     weights: list[Floats]  # per arena: float32[n, dim]
 
 
