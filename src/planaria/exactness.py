@@ -40,6 +40,8 @@ PORTABLE = {
     "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-FMA,-FMA4",
 }
 """What makes torch compute the same bits on all x86 CPUs. Read when a process starts."""
+KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
+"""A step takes and frees what the one before did; to touch fresh pages for it costs more."""
 
 SETTINGS = ("MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "GLIBC_TUNABLES")
 """Variables that choose code; ATEN_CPU_CAPABILITY shows in the capability that torch tells."""
@@ -80,7 +82,8 @@ def environment(config: Config) -> dict[str, str]:
         "MKL_DYNAMIC": "FALSE",
         "OMP_WAIT_POLICY": "passive",
     }
-    return fixed | (PORTABLE if config.reproducible == "portable" else {})
+    kept = {name: os.environ.get(name, value) for name, value in KEPT_MEMORY.items()}
+    return fixed | kept | (PORTABLE if config.reproducible == "portable" else {})
 
 
 def measure(mode: Reproducible) -> Fingerprint:

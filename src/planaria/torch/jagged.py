@@ -242,10 +242,8 @@ def check_integers(name: str, given: Any) -> None:
 
 def _check_lengths(lengths: Any, count: int) -> None:
     check_integers("lengths", lengths)
-    if not len(lengths):
-        least, total = 0, 0
-    else:  # one transfer from the device, not two
-        least, total = torch.stack([lengths.min().to(torch.int64), lengths.sum()]).tolist()
+    here = lengths.detach().to("cpu").numpy()
+    least, total = here.min(initial=0), here.sum()
     if least < 0:
         at = int(torch.nonzero(lengths < 0)[0])
         raise ArgumentError(f"lengths[{at}] is {int(lengths[at])}; a length is 0 or more")

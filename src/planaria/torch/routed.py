@@ -46,10 +46,10 @@ class Routed:
         for arena, (part, runs, dim) in enumerate(
             zip(self.parts, self.runs, self.dims, strict=True)
         ):
-            values = np.empty((len(part.order), dim), np.float32)
+            values = np.empty((len(part.order), dim), np.uint32)
             for place, run in enumerate(runs):
-                values[part.order[run]] = found[place][arena]
-            gathered.append(values)
+                kernels.scatter(values, part.order[run], found[place][arena].view(np.uint32))
+            gathered.append(values.view(np.float32))
         return gathered
 
     def split(self, per_arena: Sequence[Floats]) -> dict[int, list[Floats]]:
