@@ -22,6 +22,7 @@ from planaria.cluster.line import Line
 from planaria.cluster.transport import open_transport
 from planaria.config import Config
 from planaria.control.supervising import EXIT_ORPHAN
+from planaria.errors import ClusterError
 from planaria.trainer.dense import dlrm_layers
 from planaria.wire.codec import Envelope
 from planaria.wire.control import Control, Heard, Listening, Obeyed, Orders
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 POLL_MS = 20  # of the coordinator, who looks for silent members meanwhile
 IDLE_MS = 100  # of members, who are woken by messages
+STARVED_S = 3.0  # without a descriptor for a connection
 HELLO_S = 0.1
 LAST_WORDS_S = 5.0  # within which the supervisor must have heard everything, before a process ends
 
@@ -144,6 +146,7 @@ class MemberNode(Node):
                     self._handle(envelope.sender, envelope.address, envelope.message)
                 if self.stopped is not None:
                     break
+            self._end_if_starved()
             with self.guard:
                 outbox = self.machine.tick(time.monotonic())
             self.post(outbox)
@@ -151,6 +154,14 @@ class MemberNode(Node):
         log(f"{self.member} leaves: {self.stopped}")
         self.line.close()
         return self.stopped
+
+    def _end_if_starved(self) -> None:
+        """Who cannot reach the others is of no use to them, but another process would be."""
+        since = self.transport.starved_at
+        if since is not None and time.monotonic() - since > STARVED_S:
+            raise ClusterError(
+                "there is no descriptor left for a connection to another process; raise ulimit -n"
+            )
 
     def turn(self) -> None:
         """Nothing hangs here."""

@@ -94,6 +94,7 @@ class Sockets(Transport):
         # That it is closed shows as something to read: nobody writes in this direction.
         events = select.EPOLLIN | (select.EPOLLOUT if peer.waiting else 0)
         if peer.descriptor not in self._outgoing:
+            self.starved_at = None
             self._outgoing[peer.descriptor] = peer
             self._epoll.register(peer.descriptor, events)
         elif peer.events != events:
@@ -181,6 +182,7 @@ class Sockets(Transport):
             if self._strangers and self._strangers[0] is oldest:
                 self._drop(oldest)
                 return True
+        self.starved_at = self.starved_at or time.monotonic()
         return False
 
     def _accept(self) -> None:
@@ -198,6 +200,7 @@ class Sockets(Transport):
                 self._epoll.modify(self._door, 0)
                 self._opens_at = time.monotonic() + PAUSE_S
                 return
+            self.starved_at = None
             connection = Incoming(own, self._greeting, self.limits)
             self._incoming[connection.descriptor] = connection
             self._strangers.append(connection)

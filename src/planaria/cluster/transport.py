@@ -63,6 +63,7 @@ class Transport:
         self.member = member
         self.keys = keys
         self.limits = limits or ANY_JOB
+        self.starved_at: float | None = None  # since when a connection has found no descriptor
         self.refused = 0  # messages that were not the job's, or not well formed
         self.dropped = 0  # messages that could not be sent
 

@@ -129,6 +129,7 @@ class Child:
     obeyed: int = 0
     sent: tuple[int, float] = (0, 0.0)  # the orders that it was sent last, and when
     work: tuple[str, int] = ("", -1)
+    rebuilt: int = -1  # records, as it has told
 
 
 class SupervisorMachine:
@@ -263,9 +264,11 @@ class SupervisorMachine:
                     self._start(told.role)
             case Finished():
                 self.verdict = self._verdict_of(told)
-            case (
-                Rebuilding() | Reloaded() | PartSaved() | HeldOut() | ServerHolds() | TrainerHolds()
-            ):
+            case Rebuilding():
+                if told.rows > child.rebuilt:
+                    child.rebuilt = told.rows
+                    self._moved()
+            case Reloaded() | PartSaved() | HeldOut() | ServerHolds() | TrainerHolds():
                 self._moved()
 
     def heard(self, member: Member, now: float) -> None:
