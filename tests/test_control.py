@@ -16,7 +16,16 @@ from planaria.control.rolling_back import RollBackMachine
 from planaria.control.supervising import Child, Ended, Kill, SupervisorMachine
 from planaria.simulator.control import ControlWorld
 from planaria.simulator.control_campaigns import StrikesAt, run_control_seed
-from planaria.wire.control import LeftLoop, Ready, StepDone, Told, Viewed, Waiting, Working
+from planaria.wire.control import (
+    LeftLoop,
+    Ready,
+    Rebuilding,
+    StepDone,
+    Told,
+    Viewed,
+    Waiting,
+    Working,
+)
 from planaria.wire.messages import Member, View
 
 SEEDS = range(500)
@@ -169,6 +178,20 @@ def test_a_trainer_that_computes_is_no_stall() -> None:
             machine.receive("trainer-0", at_work, float(second))
         machine.tick(float(second))
     assert (machine.verdict, machine.orders.again) == (None, 0)
+
+
+@pytest.mark.parametrize(("rate", "stalls"), [(0, True), (1, False)])
+def test_a_rebuild_that_does_not_move_is_a_stall(rate: int, stalls: bool) -> None:
+    """A server told for a quarter of an hour that it had rebuilt nothing so far."""
+    config = Config.from_dict({"servers": 3, "trainers": 1, "spares": 0})
+    machine = SupervisorMachine(config, 0, 0.0)
+    for member in list(machine.children):
+        machine.receive(member, Ready(), 0.0)
+    for second in range(300):
+        machine.heard("coordinator-0", float(second))
+        machine.receive("server-1", Rebuilding(place=1, rows=rate * second), float(second))
+        machine.tick(float(second))
+    assert bool(machine.orders.again) == stalls
 
 
 @pytest.mark.parametrize(
