@@ -24,9 +24,9 @@ PTRACE_DETACH = 17
 PTRACE_SEIZE = 0x4206
 PTRACE_INTERRUPT = 0x4207
 WALL = 0x40000000  # __WALL: the thread of another process, too
-# poll, ppoll and futex, on x86-64 and on arm64: a server's main thread waits for messages, a
-# trainer's for the one that talks.
-WAITS = {"7", "271", "73", "202", "98"}
+# poll, ppoll, futex, epoll_wait and epoll_pwait, on x86-64 and on arm64: a server's main thread
+# waits for messages, a trainer's for the one that talks.
+WAITS = {"7", "271", "73", "202", "98", "232", "281", "22"}
 TRY_S = 60.0
 LITTLE_S = 0.002
 
