@@ -128,8 +128,7 @@ class Child:
     condemned: str = ""  # why it was killed, if it was
     obeyed: int = 0
     sent: tuple[int, float] = (0, 0.0)  # the orders that it was sent last, and when
-    work: tuple[str, int] = ("", -1)
-    rebuilt: int = -1  # records, as it has told
+    work: tuple[object, int] = ("", -1)  # what it does, and how much of it was done
 
 
 class SupervisorMachine:
@@ -240,9 +239,9 @@ class SupervisorMachine:
             case Ready():
                 child.ready = True
                 self._moved()
-            case Working():
-                if child.work[0] != told.what or told.done > child.work[1]:
-                    child.work = (told.what, told.done)
+            case Working(what=what, done=done) | Rebuilding(place=what, rows=done):
+                if child.work[0] != what or done > child.work[1]:
+                    child.work = (what, done)
                     self._moved()
             case StepDone():
                 self.waiting.pop(member, None)
@@ -264,10 +263,6 @@ class SupervisorMachine:
                     self._start(told.role)
             case Finished():
                 self.verdict = self._verdict_of(told)
-            case Rebuilding():
-                if told.rows > child.rebuilt:
-                    child.rebuilt = told.rows
-                    self._moved()
             case Reloaded() | PartSaved() | HeldOut() | ServerHolds() | TrainerHolds():
                 self._moved()
 
