@@ -451,22 +451,27 @@ def test_numbers_that_native_code_refuses_are_refused_by_the_twin_too(
 # ---------------------------------------------------------------------------- the native module
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_the_native_module_never_crashes_on_wrong_shapes(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    native = pytest.importorskip("planaria._native")
-    spy = Mock(wraps=native)
-    monkeypatch.setattr(kernels, "_backend", spy)
-    KERNELS[name].call(**KERNELS[name].arrays())
-    arguments = list(getattr(spy, name).call_args.args)
+def never_crashes(kernel: Kernel, name: str, spy: Mock) -> None:
+    """spy: what stands in the native module's place, and passes on to it."""
+    kernel.call(**kernel.arrays())
+    function = getattr(spy, name)
+    arguments = list(function.call_args.args)
     for at, argument in enumerate(arguments):
         for wrong in wrong_natively(argument):
             changed = copy.deepcopy(arguments)
             changed[at] = wrong
             # Some shapes are no error here, such as more records than before.
             with contextlib.suppress(ArgumentError, TypeError, ValueError):
-                getattr(native, name)(*changed)
+                function(*changed)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_native_module_never_crashes_on_wrong_shapes(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    spy = Mock(wraps=pytest.importorskip("planaria._native"))
+    monkeypatch.setattr(kernels, "_backend", spy)
+    never_crashes(KERNELS[name], name, spy)
 
 
 def wrong_natively(argument: object) -> Iterator[object]:

@@ -9,6 +9,7 @@ cannot prove that it belongs to the job, so nothing that it says is decoded.
 from __future__ import annotations
 
 import resource
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -54,7 +55,7 @@ class Connection(Protocol):
     def close(self, linger_s: float = LINGER_S) -> None: ...
 
 
-class Transport:
+class Transport(ABC):
     """A process's sockets. Not for several threads."""
 
     address: str  # where it listens
@@ -70,47 +71,48 @@ class Transport:
     def encode(self, message: Any) -> list[Any]:
         return encode(self.keys.token, self.member, self.address, message, self.limits)
 
-    def send(self, address: str, frames: Sequence[Any]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def send(self, address: str, frames: Sequence[Any]) -> None: ...
 
     def send_all(self, messages: Sequence[tuple[str, Sequence[Any]]]) -> None:
         """Each to its address; those to the same one leave together where that is possible."""
         for address, frames in messages:
             self.send(address, frames)
 
+    @abstractmethod
     def connect(self, address: str) -> Connection:
         """A connection of its own, for a thread of its own; the caller closes it. OSError: no
         descriptor is left.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def watch(self, descriptor: int) -> None:
         """From now on, `poll` also wakes when this is readable. Its owner reads and closes it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def poll(self, timeout_ms: int) -> bool:
         """Waits until there is something to receive, or to do."""
-        raise NotImplementedError
 
+    @abstractmethod
     def defer(self, *, on: bool) -> None:
         """While it is on, `poll` does not wake for what can wait: the messages of those who said so
         when they connected. `receive` has them all the same.
         """
 
+    @abstractmethod
     def receive(self, limit: int = 256) -> Iterator[Envelope]:
         """The members' messages that are here now, at most `limit`.
 
         What is not ours is counted and dropped. A flood of it takes no place of a member's message,
         and a bounded time: the rest is for the next call.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def forget(self, addresses: set[str]) -> None:
         """Closes the connections to all other addresses: those peers are gone."""
-        raise NotImplementedError
 
-    def close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def close(self) -> None: ...
 
 
 def open_transport(

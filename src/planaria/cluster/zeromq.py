@@ -152,6 +152,9 @@ class ZeroMQ(Transport):
     def poll(self, timeout_ms: int) -> bool:
         return bool(self._poller.poll(timeout_ms))
 
+    def defer(self, *, on: bool) -> None:
+        """Everything wakes it: all that comes is in one queue."""
+
     def receive(self, limit: int = 256) -> Iterator[Envelope]:
         taken = wasted = 0
         while taken < limit and wasted < REFUSED_FRAMES:
