@@ -211,18 +211,20 @@ def test_who_names_a_way_back_has_looked(undisturbed: Undisturbed, tmp_path: Pat
 
     def replace_it() -> None:
         folder.rename(tmp_path / "away")
-        (folder / "step-00000100").mkdir(parents=True)
+        (folder / "step-00000200").mkdir(parents=True)
         theirs = latest(undisturbed.folder).checkpoint
         assert theirs is not None
-        manifest = msgspec.structs.replace(theirs.manifest, step=100)
+        manifest = msgspec.structs.replace(theirs.manifest, step=200)
         content, _ = encode_manifest(manifest)
-        (folder / "step-00000100" / "MANIFEST.json").write_bytes(content)
+        (folder / "step-00000200" / "MANIFEST.json").write_bytes(content)
 
-    run = Meddled(folder, replace_it, "checkpoint.every_steps=50", "checkpoint.keep_last=1")
+    # The first save is whole long before the second, and last, one begins, whoever is late.
+    rarely = ("steps=200", "checkpoint.every_steps=100", "checkpoint.mode=sync")
+    run = Meddled(folder, replace_it, *rarely, "checkpoint.keep_last=1")
     report = run.run()
-    assert report["checkpoints"][-1]["step"] == 100
+    assert report["checkpoints"][-1]["step"] == 200
     assert "was saved by another job" in report["checkpoints"][-1]["failed"]
-    assert run.saved == [50]
+    assert run.saved == [100]
     assert run.job.way_back() == (
         f"; there is nothing to go on from: {folder} has no whole checkpoint of this job"
     )

@@ -48,6 +48,7 @@ class Sockets(Transport):
         self._outgoing: dict[int, Outgoing] = {}  # by descriptor, as far as they are connected
         self._incoming: dict[int, Incoming] = {}
         self._patient: set[int] = set()  # of these, whose messages can wait
+        self._watched: set[int] = set()  # by others
         self._received: deque[Envelope] = deque()
         self._strangers: deque[Incoming] = deque()  # in the order in which they came
         self._opens_at: float | None = None  # the door is shut until then
@@ -112,9 +113,20 @@ class Sockets(Transport):
 
     def watch(self, descriptor: int) -> None:
         self._epoll.register(descriptor, select.EPOLLIN)
+        self._watched.add(descriptor)
 
     def poll(self, timeout_ms: int) -> bool:
-        return bool(self._received) or bool(self._epoll.poll(timeout_ms / 1000, 1))
+        """A message that comes in many pieces is put together here: its owner's loop, which does
+        much more than that, turns for whole ones only.
+        """
+        until = time.monotonic() + timeout_ms / 1000
+        while not self._received:
+            ready = self._epoll.poll(max(until - time.monotonic(), 0))
+            if self._attend(ready, 1):
+                return True
+            if not ready or time.monotonic() >= until:
+                return bool(self._received)
+        return True
 
     def defer(self, *, on: bool) -> None:
         if on != self._deferring:
@@ -122,30 +134,36 @@ class Sockets(Transport):
             self._epoll.modify(self._later, 0 if on else select.EPOLLIN)
 
     def receive(self, limit: int = 256) -> Iterator[Envelope]:
-        self._attend(limit)
+        self._attend([*self._epoll.poll(0), (self._later.fileno(), 0)], limit)
         for _ in range(limit):
             if not self._received:
                 return
             yield self._received.popleft()
 
-    def _attend(self, limit: int) -> None:
-        """To all that is ready; what is only watched is its owner's. While `limit` messages wait
-        here, no more are read: then their senders wait.
+    def _attend(self, ready: Sequence[tuple[int, int]], limit: int) -> bool:
+        """To those that are ready; whether any of them is only watched, and its owner's. While
+        `limit` messages wait here, no more are read: then their senders wait.
         """
-        ready = [descriptor for descriptor, _ in (*self._epoll.poll(0), *self._later.poll(0))]
-        for descriptor in ready:
+        descriptors = [descriptor for descriptor, _ in ready]
+        if self._later.fileno() in descriptors:
+            descriptors += [descriptor for descriptor, _ in self._later.poll(0)]
+        others = False
+        for descriptor in descriptors:
             if descriptor in self._incoming:
                 connection = self._incoming[descriptor]
                 if len(self._received) < limit or not connection.greeted:
                     self._read(connection)
             elif descriptor in self._outgoing:
                 self._tend(self._outgoing[descriptor])
-        if self._door.fileno() in ready:
+            else:
+                others |= descriptor in self._watched
+        if self._door.fileno() in descriptors:
             self._accept()  # last: whoever has greeted meanwhile is no stranger any more
         for peer in self._peers.values():
             if peer.waiting and peer.descriptor == -1:
                 self._tend(peer)
         self._see_off_strangers()
+        return others
 
     def _read(self, connection: Incoming) -> None:
         before = connection.greeted
