@@ -6,6 +6,9 @@ INSTALLED := .venv/.installed
 DEV_INSTALLED := .venv/.installed-dev
 BENCH_INSTALLED := .venv/.installed-bench
 
+# Tests start hundreds of processes: compiled once, and not by each of them.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: train test campaigns check format bench sanitize kills storm clean
 
 train: $(INSTALLED)

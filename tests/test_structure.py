@@ -19,6 +19,7 @@ PACKAGE = ROOT / "src" / "planaria"
 ORDER = [
     "errors",
     "files",
+    "collecting",
     "layout",
     "kernels",
     "codes",

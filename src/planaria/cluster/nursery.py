@@ -33,6 +33,8 @@ from typing import IO
 
 import msgspec
 
+from planaria.collecting import collect_rarely, keep_what_is_there
+
 IMPORT_S = 60.0  # within which it must be ready
 FORK_S = 2.0  # within which a process must be there
 PR_SET_CHILD_SUBREAPER = 36
@@ -237,7 +239,9 @@ def serve(role: str, run: Callable[[str, str, str, int | None], int]) -> None:
 
     run: what a process does until its end; returns its exit code.
     """
+    collect_rarely()
     importlib.import_module(IMPORTS[role]).rehearse()
+    keep_what_is_there()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whatever was inherited
     with socket.socket(fileno=os.dup(0)) as supervisor:
         supervisor.send(READY)

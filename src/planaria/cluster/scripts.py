@@ -27,6 +27,7 @@ from typing import IO, Any
 import msgspec
 
 from planaria.cluster.files import HOME
+from planaria.collecting import collect_rarely
 from planaria.config import Config
 from planaria.errors import ClusterError, ConfigError
 from planaria.exactness import environment
@@ -418,6 +419,7 @@ def _how_it_ended(code: int) -> str:
 def run_script(command: Sequence[str]) -> None:
     """What a script's process does: the same as `python script.py`."""
     path, *arguments = command
+    collect_rarely()  # until its first batch
     sys.argv = [path, *arguments]
     sys.path.insert(0, str(Path(path).resolve().parent))
     runpy.run_path(path, run_name="__main__")

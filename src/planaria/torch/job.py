@@ -34,6 +34,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from planaria.cluster.files import JobFiles
 from planaria.cluster.node import log_into
 from planaria.cluster.trainer_node import TrainerNode
+from planaria.collecting import keep_what_is_there
 from planaria.config import Config
 from planaria.errors import ArgumentError, ClusterError, ConfigError, JobOver, OutsideJob
 from planaria.kernels.types import Floats, Index
@@ -310,8 +311,8 @@ class Job:
             kept=self._keeper.fingerprint(),
             state=str(digest(self._keeper.freeze())),
         )
-        assignment = self._declare(declaration)
-        self._join(assignment)
+        keep_what_is_there()
+        self._join(self._declare(declaration))
 
     def _declare(self, declaration: Declaration) -> Assignment:
         self._line.send(encode(declaration))
