@@ -172,7 +172,7 @@ class Meddled(BeatenRun):
         self.saved: list[int] = []  # by then
 
         def look(processes: Attempt, event: JobEvent) -> None:
-            if isinstance(event.what, StepDone) and not self.saved and whole_steps(folder):
+            if isinstance(event.what, StepDone) and not self.saved and self.job.saves.newest():
                 self.saved = whole_steps(folder)
                 meddle()
 
