@@ -47,7 +47,7 @@ class Struck:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.config = tiny(*PARITY, "steps=150")
+        self.config = tiny(*PARITY, "steps=400")
         self._waiting = [("server", 1), ("coordinator", 0)]
         self._at_rest = True
         self.run = BeatenRun(self.config, on_event=self._on_event)
@@ -87,7 +87,7 @@ def test_a_kill_from_outside_is_seen_like_one_on_purpose(home: Path) -> None:
     assert any(line.startswith("server:1 is whole again after ") for line in job.lines)
     assert "server:1 (server-1) is gone: killed by SIGKILL" in job.lines
     assert "coordinator (coordinator-0) is gone: killed by SIGKILL" in job.lines
-    assert job.report["digest"] == undisturbed("steps=150")
+    assert job.report["digest"] == undisturbed("steps=400")
     # Somebody may want to know why, so what they printed is kept.
     (log,) = home.glob("jobs/*/logs/server-1.log")
     assert "server-1 listens" in log.read_text()
