@@ -119,6 +119,7 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
             "hang_limit_s": draw(positive),
         },
         "rebuild": {
+            "priority": draw(st.sampled_from(["training", "balanced", "redundancy"])),
             "chunk": draw(whole),
             "jobs": draw(whole),
             "bytes_per_s": draw(st.integers(0, 2**50)),

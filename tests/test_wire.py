@@ -28,6 +28,7 @@ TEXTS = st.text(max_size=20)
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
     int: NUMBERS,
     bool: st.booleans(),
+    float: st.floats(allow_nan=False),
     str: TEXTS,
     View: st.builds(View, NUMBERS, NUMBERS),
     Index: arrays(np.int64, st.integers(0, 5)),

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from planaria.cluster.reporting import Progress, counted
 from planaria.config import Config
+from planaria.wire.control import Rebuilding
 
 RECENT_STEPS = 50  # over which the rate is taken
 QUIET_S = 5.0  # without a terminal: the longest time between two lines
@@ -99,8 +100,8 @@ class Display:
         processes = Text(no_wrap=True, overflow="ellipsis")
         trainers, servers = len(progress.trainers), len(progress.servers)
         processes.append(f"{counted(trainers, 'trainer')}, {counted(servers, 'server')}")
-        for place, rows in sorted(progress.rebuilding.items()):
-            processes.append(f" server:{place} rebuilds, {rows:,} rows", "yellow")
+        for place, told in sorted(progress.rebuilding.items()):
+            processes.append(f" server:{place} rebuilds, {_how_far(told)}", "yellow")
         if progress.servers and not progress.rebuilding:
             processes.append(" all whole", "green")
         if progress.saved:  # not among the facts: when it counts is a matter of the clock
@@ -114,6 +115,11 @@ def _rate(progress: Progress, config: Config) -> float | None:
     if len(recent) < 2 or recent[-1][1] == recent[0][1]:
         return None
     return (len(recent) - 1) * config.batch / (recent[-1][1] - recent[0][1])
+
+
+def _how_far(told: Rebuilding) -> str:
+    share = f"{100 * told.rows / max(told.rows + told.left, 1):.0f} % of its records"
+    return share if told.left_s is None else f"{share}, {_duration(told.left_s)} left"
 
 
 def _duration(seconds: float) -> str:

@@ -69,7 +69,7 @@ class Progress:
     step_at: list[tuple[int, float]] = field(default_factory=list)
     servers: list[Member] = field(default_factory=list)
     trainers: list[Member] = field(default_factory=list)
-    rebuilding: dict[int, int] = field(default_factory=dict)  # place -> rows so far
+    rebuilding: dict[int, Rebuilding] = field(default_factory=dict)  # by place
     failures: list[Disturbance] = field(default_factory=list)
     working: str = ""  # a long piece of work before or after training
     waiting_for: str = ""  # before the first step of a set of processes: who is not ready
@@ -122,7 +122,7 @@ class Reporter(Watcher):
             case Failure():
                 self._on_failure(what, event.at)
             case Rebuilding():
-                progress.rebuilding[what.place] = what.rows
+                progress.rebuilding[what.place] = what
                 self.say()
             case Rebuilt() | Reloaded():
                 self._on_rebuilt(what, event.at)

@@ -101,6 +101,7 @@ class ServerNode(MemberNode):
             retry_s=config.cluster.retry_ms / 1000,
             rebuild_chunk=config.rebuild.chunk,
             rebuild_jobs=config.rebuild.jobs,
+            rebuild_priority=config.rebuild.priority,
             rebuild_bytes_per_s=config.rebuild.bytes_per_s,
             scrub_every=config.scrub.every_steps,
             reserve=self._reserve,
@@ -123,6 +124,7 @@ class ServerNode(MemberNode):
             self._begin_priorities()
         self._was_whole = place is not None
         self._told = 0.0
+        self._rebuilds_since = 0.0  # its first view, if that had it rebuild
         self._told_in = NO_VIEW  # the view in which it told what it holds
         self._applied, self._applied_at = 0, 0.0  # the last step seen, and when
         self._send_at = self._look_at = 0.0  # when its deltas are sent, and those of others read
@@ -223,7 +225,9 @@ class ServerNode(MemberNode):
         self.post(self.server.sweep())
         if self._reserve is not None:
             return self._warm(self._reserve)
-        return self._protect()
+        wait_ms = self._protect()
+        rests_s = self.server.rebuilder.rests_s if self.server.rebuilder else 0.0
+        return min(wait_ms, math.ceil(rests_s * 1000)) if rests_s else wait_ms
 
     def _warm(self, reserve: Reserve) -> int:
         """A spare gets ready, for half of the time at most: others have work to do."""
@@ -271,7 +275,9 @@ class ServerNode(MemberNode):
             self.line.tell(Rebuilt(place=place, rows=rows, bytes=size))
         elif not server.whole and now - self._told > REPORT_S:
             self._told = now
-            self.line.tell(Rebuilding(place=place, rows=rows))
+            left = server.store.invalid_records if server.store else 0
+            left_s = (now - self._rebuilds_since) * left / rows if rows else None
+            self.line.tell(Rebuilding(place=place, rows=rows, left=left, left_s=left_s))
         self._was_whole = server.whole
 
     def on_view(self) -> None:
@@ -279,6 +285,7 @@ class ServerNode(MemberNode):
             self._fill_from_save()
         if self.server.install and self.server.install.rebuilding:
             self._mates_at = time.monotonic()
+        self._rebuilds_since = self._rebuilds_since or time.monotonic()
         self._was_whole = self.server.whole
 
     def _fill_from_save(self) -> None:

@@ -117,6 +117,7 @@ class ClusterConfig:
 
 @dataclass(frozen=True)
 class RebuildConfig:
+    priority: Annotated[str, choice("training", "balanced", "redundancy")] = "balanced"
     chunk: Annotated[int, whole(1, 2**24)] = 16384
     jobs: Annotated[int, whole(1, 1024)] = 2
     bytes_per_s: Annotated[int, whole(0, 2**50)] = 0

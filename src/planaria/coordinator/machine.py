@@ -9,7 +9,7 @@ change, because it cannot know what its predecessor had sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -342,6 +342,7 @@ class CoordinatorMachine:
             servers=servers,
             trainers=trainers,
             rebuilding=rebuilding,
+            step_s=self._step_s(promises.values()),
             addresses={member: self.addresses[member] for member in servers + trainers},
         )
         self.state = CoordinatorState(self.state.epoch, self.state.n, install)
@@ -351,6 +352,12 @@ class CoordinatorMachine:
         self.bare = {m for m in self.dense_members if m not in promises or not promises[m].dense}
         for member in self.members:
             self._send(member, install)
+
+    def _step_s(self, promises: Iterable[Promise]) -> float:
+        """How long a step took while everybody was whole; while somebody was not, as before."""
+        known = [promise.step_s for promise in promises if promise.step_s > 0]
+        undisturbed = all(self._was_whole(place) for place in range(len(self.install.servers)))
+        return sorted(known)[len(known) // 2] if known and undisturbed else self.install.step_s
 
     def _all_known(self) -> bool:
         """Whether every living member has said hello: the first install waits for that."""

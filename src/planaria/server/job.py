@@ -27,6 +27,7 @@ class ServerJob:
     scrub_every: int = 0  # steps between two verifications of all parity records; 0: never
     rebuild_bytes_per_s: int = 0  # limit of the background sweep; 0: none
     rebuild_jobs: int = 2  # how many such requests may be under way
+    rebuild_priority: str = "redundancy"  # see planaria.server.pace
     on_progress: Callable[[], None] = nothing  # called now and then while records are filled
     reserve: Reserve | None = None  # memory of a spare
     partial: bool = False  # a replacement's records come from a save, not from its stripe-mates

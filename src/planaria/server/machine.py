@@ -132,6 +132,7 @@ class ServerMachine(Machine):
             blank=self.store is None,
             whole=self.whole,
             dense=bool(self.dense),
+            step_s=self.retries.step_s,
         )
 
     def on_install(self, old: Install | None, new: Install) -> None:

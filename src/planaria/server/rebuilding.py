@@ -20,6 +20,7 @@ from planaria.errors import HistoryGone, InvalidRecord, StepError
 from planaria.kernels.types import Bytes, Index, Records
 from planaria.server.decoding import Mates, find_mates
 from planaria.server.job import ServerJob
+from planaria.server.pace import Pace, is_paced
 from planaria.server.store import Store
 from planaria.wire.machine import BACK_OFF, MAX_BACK_OFF, Outbox
 from planaria.wire.messages import Install, MateReply, MateRequest, Member, RangeRequest, View
@@ -129,6 +130,7 @@ class Rebuilder:
         self._scrub: ScrubRound | None = None
         self._sweeping = False
         self._sweeps_from: float | None = None  # at the latest
+        self._pace = Pace(0.0)
         self._budget_bytes = 0.0  # what the sweep may still ask for, where it is limited
         self._refilled_at = 0.0
 
@@ -144,11 +146,21 @@ class Rebuilder:
         self._budget_bytes += limit * (now - self._refilled_at)
         self._budget_bytes = min(self._budget_bytes, limit / 10)
         self._refilled_at = now
+        self._pace.look(now, self.store.step, works=self._swept_now() > 0)
+
+    @property
+    def rests_s(self) -> float:
+        """For how long the sweep asks for nothing, so that training keeps its speed."""
+        return self._pace.rests_s
+
+    def _swept_now(self) -> int:
+        """Records that the sweep has asked for and does not have."""
+        return sum([job.count for job in self.jobs.values() if job.sweep])
 
     def _may_sweep(self) -> bool:
         """So many requests for so many records each may be under way; or more for fewer."""
-        under_way = sum([job.count for job in self.jobs.values() if job.sweep])
-        room = under_way < self.job.rebuild_jobs * self.job.rebuild_chunk
+        pieces = self._pace.pieces(self.job.rebuild_jobs)
+        room = self._swept_now() < pieces * self.job.rebuild_chunk
         return room and (self.job.rebuild_bytes_per_s == 0 or self._budget_bytes > 0)
 
     def scrub(self, number: int) -> None:
@@ -176,6 +188,9 @@ class Rebuilder:
         """A new view: forget everything that is under way and start again."""
         self._install = install
         self._avoid = set(install.rebuilding)
+        r, lost = self.store.layout.r, len(install.rebuilding)
+        paced = is_paced(self.job.rebuild_priority, r, lost)
+        self._pace = Pace(install.step_s if paced else 0.0)
         self._restart()
 
     def _restart(self) -> None:
@@ -205,8 +220,9 @@ class Rebuilder:
 
     def want(self, arena: int, index: Index) -> None:
         """These records are needed now."""
-        fresh = kernels.missing(self._requested[arena], np.unique(index))
+        fresh = kernels.missing(self._requested[arena], index)
         if len(fresh):
+            fresh = np.unique(fresh)
             kernels.mark(self._requested[arena], fresh)
             self._wanted.append((arena, fresh))
 

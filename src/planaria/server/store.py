@@ -365,8 +365,11 @@ class Store:
             self._take_back_range(arena, first, values, as_of)
         else:
             self._check_enters(as_of)
-        if len(missing) == len(values):
+        if 2 * len(missing) >= len(values):  # all of it, but for the few that are there already
+            there = np.setdiff1d(np.arange(len(values)), missing - first, assume_unique=True)
+            kept = kernels.gather(store.records, there + first)
             store.records[first : first + len(values)] = values
+            kernels.scatter(store.records, there + first, kept)
         else:
             kernels.scatter(store.records, missing, kernels.gather(values, missing - first))
         store.set_valid(missing)

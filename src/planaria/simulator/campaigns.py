@@ -17,6 +17,7 @@ from itertools import combinations
 from typing import Any, TypeVar
 
 from planaria.optimizers import Optimizer
+from planaria.server.pace import PRIORITIES
 from planaria.simulator.checks import Failure
 from planaria.simulator.faults import Faults
 from planaria.simulator.network import NETWORKS
@@ -88,6 +89,7 @@ def schedule(seed: int, **overrides: Any) -> Schedule:
         optimizer=Optimizer(draw.choice(OPTIMIZERS), lr=0.1),
         keep_steps=draw.choice((1, 2)),
         rebuild_chunk=1 if seed % 2 else 5,
+        rebuild_priority=PRIORITIES[seed % 3],
     )
     drop = draw.choice(DROPS)
     faults = Faults(draw.randint(1, 5), drop=drop, duplicate=drop)

@@ -41,6 +41,7 @@ class ToyJob:
     steps: int = 5
     tables: tuple[ToyTable, ...] = ((24, 2),)  # each dim and each optimizer is an arena
     rebuild_chunk: int = 5  # 1: ranges, since a region has so many records
+    rebuild_priority: str = "redundancy"
     ids: int = 4  # per trainer and step, in all tables
     seed: int = 1
     optimizer: Optimizer = field(default_factory=lambda: Optimizer("adagrad", lr=0.1))
@@ -76,6 +77,7 @@ class ToyJob:
             retry_s=retry_s,
             rebuild_chunk=self.rebuild_chunk,
             rebuild_jobs=1,
+            rebuild_priority=self.rebuild_priority,
         )
 
     def trainer_job(self, retry_s: float) -> TrainerJob:

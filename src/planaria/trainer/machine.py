@@ -178,6 +178,7 @@ class TrainerMachine(Machine):
             blank=self.blank,
             whole=True,
             dense=not self.blank,
+            step_s=self.retries.step_s,
         )
 
     def on_install(self, old: Install | None, new: Install) -> None:

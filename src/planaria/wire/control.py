@@ -147,7 +147,9 @@ class Reloaded(Control):
 
 class Rebuilding(Control):
     place: int
-    rows: int
+    rows: int  # so far
+    left: int = 0
+    left_s: float | None = None  # at the speed so far
 
 
 class Rebuilt(Control):

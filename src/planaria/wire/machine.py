@@ -40,7 +40,7 @@ class Retries:
 
     def __init__(self, retry_s: float) -> None:
         self.retry_s = retry_s
-        self._step_s = 0.0  # smoothed
+        self.step_s = 0.0  # how long one takes, smoothed
         self._step: tuple[int, float] | None = None  # and since when
         self._spoilt = False
         self._mark: object = None
@@ -70,11 +70,11 @@ class Retries:
         elif step != self._step[0]:
             took_s = now - self._step[1]
             if not self._spoilt:
-                self._step_s += (took_s - self._step_s) / 4 if self._step_s else took_s
+                self.step_s += (took_s - self.step_s) / 4 if self.step_s else took_s
             self._step, self._spoilt = (step, now), False
         if mark != self._mark:
             self._mark, self._since = mark, now
-            self._wait_s = min(max(self.retry_s, 2 * self._step_s), longest_s)
+            self._wait_s = min(max(self.retry_s, 2 * self.step_s), longest_s)
         if now - self._since < self._wait_s:
             return False
         self._since, self._wait_s = now, min(BACK_OFF * self._wait_s, longest_s)

@@ -209,6 +209,7 @@ class Promise(Message):
     blank: bool
     whole: bool  # of servers: no record is still to be rebuilt
     dense: bool  # whether it has the dense state
+    step_s: float = 0.0  # how long its steps take; 0: it does not know
 
 
 class Install(Message):
@@ -218,6 +219,7 @@ class Install(Message):
     servers: list[Member]  # by place
     trainers: list[Member]  # by rank
     rebuilding: list[int]  # places that are not whole
+    step_s: float = 0.0  # how long a step took while all were; 0: nobody knows
     addresses: dict[Member, str] = {}
 
 

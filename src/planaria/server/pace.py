@@ -1,0 +1,66 @@
+"""How fast a replacement rebuilds what nobody waits for.
+
+Rebuilding takes cores, memory and network from training, on whatever machines the mates are. How
+much that hurts shows in one figure that every server sees: how long a step takes, against how long
+it took before the loss. So a paced sweep works for a share of the time. The share halves when steps
+take longer than training can bear, and grows by half as long as they do not.
+"""
+
+from __future__ import annotations
+
+import math
+
+PRIORITIES = ("training", "balanced", "redundancy")
+KEPT_SPEED = 0.9  # that training keeps while it is paced for
+FIRST_SHARE, LEAST_SHARE = 0.25, 1 / 32
+GROWS, SHRINKS = 1.5, 0.5
+NEWEST = 0.5  # the weight of the newest step: single ones scatter
+
+
+def is_paced(priority: str, r: int, lost: int) -> bool:
+    """Whether training comes before redundancy. lost: places that are not whole.
+
+    Balanced: as long as one more loss can be borne. Then nothing is as urgent as an end of that.
+    """
+    return priority == "training" or (priority == "balanced" and lost < r)
+
+
+class Pace:
+    """Of one sweep. step_s: how long a step took before; 0: as fast as it can go."""
+
+    def __init__(self, step_s: float) -> None:
+        self.share = FIRST_SHARE if step_s else 1.0
+        self._bearable_s = step_s / KEPT_SPEED if step_s else math.inf
+        self._took_s = 0.0  # smoothed
+        self._step: tuple[int, float] | None = None  # the last one, and since when
+        self._works_since: float | None = None
+        self._rests_until = -math.inf
+        self._now = -math.inf
+
+    def look(self, now: float, step: int, *, works: bool) -> None:
+        """Time passes. works: something of the sweep is under way."""
+        self._now = now
+        if works and self._works_since is None:
+            self._works_since = now
+        elif not works and self._works_since is not None:
+            self._rests_until = now + (now - self._works_since) * (1 / self.share - 1)
+            self._works_since = None
+        if self._step is None:
+            self._step = (step, now)
+        elif step > self._step[0]:
+            self._stepped((now - self._step[1]) / (step - self._step[0]))
+            self._step = (step, now)
+
+    def _stepped(self, took_s: float) -> None:
+        self._took_s += (took_s - self._took_s) * NEWEST if self._took_s else took_s
+        factor = GROWS if self._took_s <= self._bearable_s else SHRINKS
+        self.share = min(max(self.share * factor, LEAST_SHARE), 1.0)
+
+    def pieces(self, most: int) -> int:
+        """How many may be under way now. One at a time, as long as it must rest between them."""
+        return 0 if self._now < self._rests_until else most if self.share == 1.0 else 1
+
+    @property
+    def rests_s(self) -> float:
+        """For how long nothing will be asked for."""
+        return max(self._rests_until - self._now, 0.0)

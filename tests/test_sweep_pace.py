@@ -1,0 +1,86 @@
+"""A sweep that is paced leaves training nine tenths of its speed, and still comes to its end."""
+
+from __future__ import annotations
+
+import pytest
+
+from planaria.server.pace import KEPT_SPEED, LEAST_SHARE, PRIORITIES, Pace, is_paced
+
+CALM_S = 0.1
+
+
+class Training:
+    """Steps and pieces of a sweep that share a machine: while a piece is worked on, steps take so
+    many times as long. Everything moves in ticks."""
+
+    TICK_S = 0.001
+
+    def __init__(self, pace: Pace, slower: float, piece_s: float = 0.02) -> None:
+        self.pace = pace
+        self.slower, self.piece_s = slower, piece_s
+        self.now = 0.0
+        self.steps = 0.0
+        self.piece: float | None = None  # what is left of it
+        self.pieces = 0
+
+    def run(self, seconds: float) -> tuple[float, int]:
+        """How fast training was meanwhile, 1 being its own speed; and the pieces that were done."""
+        end, steps, pieces = self.now + seconds, self.steps, self.pieces
+        while self.now < end:
+            self.pace.look(self.now, int(self.steps), works=self.piece is not None)
+            if self.piece is None and self.pace.pieces(2):
+                self.piece = self.piece_s
+            self.now += self.TICK_S
+            speed = 1.0
+            if self.piece is not None:
+                speed = 1 / self.slower
+                self.piece -= self.TICK_S
+                if self.piece <= 0:
+                    self.piece, self.pieces = None, self.pieces + 1
+            self.steps += speed * self.TICK_S / CALM_S
+        return (self.steps - steps) * CALM_S / seconds, self.pieces - pieces
+
+
+@pytest.mark.parametrize("slower", [1.5, 2.0, 4.0])
+def test_training_keeps_its_speed_and_the_sweep_moves(slower: float) -> None:
+    training = Training(Pace(CALM_S), slower)
+    training.run(5.0)
+    speed, pieces = training.run(60.0)
+    assert speed > KEPT_SPEED - 0.05
+    assert pieces > 60
+    unpaced, most = Training(Pace(0.0), slower).run(60.0)
+    assert unpaced < KEPT_SPEED - 0.1  # control
+    assert pieces < most
+
+
+def test_a_sweep_that_hurts_nobody_soon_goes_as_fast_as_it_can() -> None:
+    training = Training(Pace(CALM_S), slower=1.0)
+    training.run(2.0)
+    assert training.pace.share == 1.0
+    assert training.pace.pieces(2) == 2
+    assert training.pace.rests_s == 0.0
+
+
+def test_one_that_hurts_whatever_it_does_never_stops() -> None:
+    """Steps may be slow for other reasons, for ever."""
+    pace = Pace(CALM_S / 100)
+    training = Training(pace, slower=1.0)
+    _, pieces = training.run(60.0)
+    assert pace.share == LEAST_SHARE
+    assert pieces > 60.0 / training.piece_s * LEAST_SHARE / 2
+
+
+def test_who_does_not_know_how_long_a_step_took_does_not_hold_back() -> None:
+    assert Pace(0.0).pieces(3) == 3
+    training = Training(Pace(0.0), slower=4.0)
+    _, pieces = training.run(10.0)
+    assert pieces > 0.9 * 10.0 / training.piece_s
+
+
+def test_redundancy_comes_first_when_no_further_loss_can_be_borne() -> None:
+    def paced(r: int, lost: int) -> list[bool]:
+        return [is_paced(priority, r, lost) for priority in PRIORITIES]
+
+    assert paced(r=2, lost=1) == [True, True, False]
+    assert paced(r=2, lost=2) == [True, False, False]
+    assert paced(r=1, lost=1) == [True, False, False]
