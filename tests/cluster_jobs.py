@@ -68,7 +68,7 @@ class Blow:
     """SIGKILL for all victims together, so long after the step was reported.
 
     It waits until what was struck before is whole again, so that the job never has more to bear
-    than the victims of one blow.
+    than the victims of one blow; and the job waits for it after that step.
     """
 
     step: int
@@ -97,6 +97,7 @@ class Beating(Watcher):
         self.struck: list[Member] = []
         self.struck_at = 0.0
         self._on_event = on_event
+        self._step = 0  # the last one that was heard of
         self._due: list[tuple[float, list[Member]]] = []  # blows whose delay is not over
         self._awaited: set[Member] = set()  # struck, and still in the view
         self._rebuilding: set[int] = set()
@@ -105,6 +106,7 @@ class Beating(Watcher):
         self.events.append(event)
         match event.what:
             case Viewed() as viewed:
+                self._step = max(self._step, viewed.committed)
                 self._awaited &= {*viewed.servers, *viewed.trainers}
                 self._rebuilding = set(viewed.rebuilding)
                 if self.replacements and self._rebuilding:
@@ -114,14 +116,19 @@ class Beating(Watcher):
                 self._rebuilding.discard(rebuilt.place)
             case Exited(role="coordinator"):
                 self._awaited.discard(event.member)
-            case StepDone() as done if self._is_due(done.step, processes):
-                blow = self.plan.pop(0)
-                members = [self._member(processes, victim) or "" for victim in blow.victims]
-                self._awaited.update(members)
-                self._due.append((event.at + blow.delay_ms / 1000, members))
+            case StepDone() as done:
+                self._step = max(self._step, done.step)
         self._on_event(processes, event)
 
+    def pauses_after(self) -> int:
+        return self.plan[0].step if self.plan else 0
+
     def on_tick(self, now: float, processes: Attempt) -> None:
+        if self._is_due(processes):
+            blow = self.plan.pop(0)
+            members = [self._member(processes, victim) or "" for victim in blow.victims]
+            self._awaited.update(members)
+            self._due.append((now + blow.delay_ms / 1000, members))
         for at, members in list(self._due):
             if now >= at:
                 self._due.remove((at, members))
@@ -133,8 +140,8 @@ class Beating(Watcher):
             processes.signal(member)
         self.struck += members
 
-    def _is_due(self, step: int, processes: Attempt) -> bool:
-        if self._awaited or self._rebuilding or not self.plan or self.plan[0].step > step:
+    def _is_due(self, processes: Attempt) -> bool:
+        if self._awaited or self._rebuilding or not self.plan or self.plan[0].step > self._step:
             return False
         return all(self._member(processes, victim) for victim in self.plan[0].victims)
 

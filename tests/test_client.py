@@ -277,3 +277,24 @@ def test_the_talker_goes_on_while_the_caller_computes() -> None:
     assert [push.step for push in talker.taken() if isinstance(push, Push)] == [1]
     talker.receive("server-0", Vote(view=FIRST, place=0, protected=1))
     assert [push.step for push in talker.taken() if isinstance(push, Push)] == [1, 2]
+
+
+def test_who_is_to_pause_after_a_step_ends_it_and_waits() -> None:
+    talker = Talker()
+    client = talker.client
+    talker.install()
+    client.pause_after = 1
+    client.ask(1, 0, ROW)
+    talker.answer(1, 0)
+    client.rows(1, 0)
+    client.push(1, ROW, GRADIENT, [0.1], DENSE)
+    state = state_of(1) + np.uint8(client.sum(1)[0])
+    with calling(talker) as call:
+        ended = call(client.end_step, 1, state)
+        wait_until_waiting(client)
+        assert talker.machine.dense.step == 1  # for all others the step is over
+        client.moved()
+        assert not ended.done()
+        client.pause_after = 5
+        client.moved()
+        ended.result(LIMIT_S)

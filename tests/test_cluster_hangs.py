@@ -25,7 +25,7 @@ from cluster_jobs import (
 )
 
 from planaria.cluster.attempt import Attempt
-from planaria.cluster.events import Exited, JobEvent
+from planaria.cluster.events import Exited, Watcher
 from planaria.control.supervising import Failure
 from planaria.errors import LossError
 from planaria.wire.control import Silent
@@ -146,11 +146,12 @@ def asleep(sleep: Sleep, *more: str) -> BeatenRun:
     return run
 
 
-class _Ticks:
+class _Ticks(Watcher):
     def __init__(self, on_tick: Callable[[float, Attempt], None]) -> None:
-        self.on_tick = on_tick
+        self._on_tick = on_tick
 
-    def on_event(self, event: JobEvent, processes: Attempt) -> None: ...
+    def on_tick(self, now: float, processes: Attempt) -> None:
+        self._on_tick(now, processes)
 
 
 def test_two_servers_that_sleep_for_three_seconds_with_one_parity_are_waited_for() -> None:

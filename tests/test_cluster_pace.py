@@ -17,7 +17,7 @@ from planaria.cluster.run import JobRun
 
 pytestmark = pytest.mark.torch
 
-STEPS = "steps=800"
+STEPS = "steps=400"
 
 
 @pytest.fixture(autouse=True)

@@ -47,8 +47,7 @@ def test_a_users_loop_under_kills_ends_with_the_undisturbed_digest(
     sets = (f"trainers={trainers}", f"servers={servers}", f"parity={parity}")
     every = 10 if trainers == 1 else 4  # of 60 steps, or of 20
     plan = blows(10 * trainers + parity, victims, first=3, every=every)
-    # It sleeps after the step of the last blow, so that the blow, which may be late, finds a job.
-    run = ScriptRun(*LOOP, f"sleep={5 * every}:3", sets=sets, plan=plan)
+    run = ScriptRun(*LOOP, sets=sets, plan=plan)
     assert run.wrong == ""
     assert run.digest == undisturbed_script(*LOOP, trainers=trainers)
 

@@ -72,6 +72,7 @@ def test_one_that_hurts_whatever_it_does_never_stops() -> None:
 
 def test_who_does_not_know_how_long_a_step_took_does_not_hold_back() -> None:
     assert Pace(0.0).pieces(3) == 3
+    assert Pace(0.0).rests_s == 0.0
     training = Training(Pace(0.0), slower=4.0)
     _, pieces = training.run(10.0)
     assert pieces > 0.9 * 10.0 / training.piece_s

@@ -92,7 +92,8 @@ class Attempt:
     def __enter__(self) -> Attempt:
         self.files = JobFiles.fresh()
         try:
-            keys = self.files.create(self.config, self.beginning)
+            beginning = msgspec.structs.replace(self.beginning, pause_after=self._pauses_after())
+            keys = self.files.create(self.config, beginning)
             bind = self.files.bind_address(self.config, SUPERVISOR)
             self.transport = open_transport(SUPERVISOR, keys, bind, limits_of(self.config))
             address = self.transport.address.encode()
@@ -241,7 +242,13 @@ class Attempt:
             saved=saves.newest(),
             base=saves.base,
             partial=not self.losses.over_budget,
+            pause_after=self._pauses_after(),
         )
+
+    def _pauses_after(self) -> int:
+        """The first step that an observer wants to be asked after; not one that is over."""
+        wanted = [observer.pauses_after() for observer in self._observers]
+        return min([step for step in wanted if step > self.beginning.step], default=0)
 
     def _send(self, member: Member, message: Any) -> None:
         if address := self._addresses.get(member):

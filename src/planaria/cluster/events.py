@@ -56,6 +56,9 @@ class JobEvent:
 class Observer(Protocol):
     def on_event(self, event: JobEvent, processes: Attempt) -> None: ...
     def on_tick(self, now: float, processes: Attempt) -> None: ...
+    def pauses_after(self) -> int:
+        """The step that the job must not go beyond until this changes; 0 if there is none."""
+        ...
 
 
 class Watcher:
@@ -63,3 +66,6 @@ class Watcher:
 
     def on_event(self, event: JobEvent, processes: Attempt) -> None: ...
     def on_tick(self, now: float, processes: Attempt) -> None: ...
+
+    def pauses_after(self) -> int:
+        return 0

@@ -47,6 +47,7 @@ class Beginning(msgspec.Struct, frozen=True):
     job: str
     step: int = 0
     imported: bool = False
+    pause_after: int = 0  # as in Orders, until the first of them come
     trace: tuple[int, int] = (0, 0)  # from which step on, and up to which: see cluster/tracing.py
 
     @property

@@ -8,14 +8,16 @@ from collections.abc import Callable, Sequence
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import JobEvent, RolledBack, Struck, Watcher
 from planaria.schedule import Fault, Freeze
-from planaria.wire.control import StepDone
+from planaria.wire.control import StepDone, Viewed
 from planaria.wire.messages import Member
 
 
 class Injector(Watcher):
-    """An observer that strikes. hold: while it says so, what is due waits."""
+    """An observer that strikes, right after the steps that the schedule names: the job waits there
+    for it. hold: while it says so, what is due waits, and the job goes on.
+    """
 
-    def __init__(self, schedule: Sequence[Fault], hold: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, schedule: Sequence[Fault], hold: Callable[[], bool] | None = None) -> None:
         self.pending = sorted(schedule, key=lambda fault: fault.step)
         self.done: list[tuple[Fault, int]] = []  # and the step at which it was done
         self._hold = hold
@@ -24,10 +26,18 @@ class Injector(Watcher):
     def on_event(self, event: JobEvent, processes: Attempt) -> None:
         if isinstance(event.what, RolledBack):
             self._wakes.clear()
-        if isinstance(event.what, StepDone):
+        if isinstance(event.what, StepDone | Viewed):
             step = processes.step
-            while self.pending and self.pending[0].step <= step and not self._hold():
+            if isinstance(event.what, Viewed):  # who was to tell of a step may be gone
+                step = max(step, event.what.committed)
+            while self.pending and self.pending[0].step <= step and not self._holds():
                 self._strike(self.pending.pop(0), event.at, processes)
+
+    def _holds(self) -> bool:
+        return self._hold is not None and self._hold()
+
+    def pauses_after(self) -> int:
+        return self.pending[0].step if self.pending and self._hold is None else 0
 
     def on_tick(self, now: float, processes: Attempt) -> None:
         for at, member in list(self._wakes):

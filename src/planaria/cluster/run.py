@@ -18,7 +18,7 @@ from planaria.cluster import preflight
 from planaria.cluster.archive import Archive, newest_of, way_back
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.deciding import settle
-from planaria.cluster.events import Observer, RolledBack
+from planaria.cluster.events import Observer, RolledBack, Watcher
 from planaria.cluster.files import ANY_JOB, Beginning, home
 from planaria.cluster.injecting import Injector
 from planaria.cluster.reporting import Observe, Progress, Reporter, counted
@@ -139,7 +139,7 @@ class JobRun:
         say(describe_protection(self.config))
         with self._signals(), self._archive() as archive:
             window = self.trace.window if self.trace else (0, 0)
-            beginning = Beginning(self.job, self.start.step, self.start.imported, window)
+            beginning = Beginning(self.job, self.start.step, self.start.imported, trace=window)
             rolling_back = RollBackMachine(self.config.survival, beginning.step)
             while failure := self._run_processes(beginning, archive):
                 beginning = self._roll_back(rolling_back, failure, archive)
@@ -218,7 +218,7 @@ class JobRun:
         self.saves = self.saves.after_rollback(self.config, back, now)
         self._processes.emit("", RolledBack(lost_at, back, failure))
         window = self.trace.window if self.trace else (0, 0)
-        return Beginning(self.job, back, self.start.imported and back == 0, window)
+        return Beginning(self.job, back, self.start.imported and back == 0, trace=window)
 
     def unsaved(self, report: dict[str, Any]) -> str:
         """Why the trained model is not where it should be, though the job is done; "" if it is."""
@@ -315,14 +315,12 @@ def _give_back(lease: Lease) -> None:
         lease.release()
 
 
-class _Interrupts:
+class _Interrupts(Watcher):
     """Passes a request to end on to the processes."""
 
     def __init__(self, run: JobRun) -> None:
         self._run = run
         self._passed_on = False
-
-    def on_event(self, event: Any, processes: Attempt) -> None: ...
 
     def on_tick(self, now: float, processes: Attempt) -> None:
         if self._run._interrupted and not self._passed_on:

@@ -77,6 +77,7 @@ class TrainerNode(MemberNode):
         self.trainer = TrainerMachine(self.member, job, dense, fresh_rank=rank)
         self.machine = self.trainer
         self.client = Client(self.trainer, lambda: os.eventfd_write(self._wakes, 1))
+        self.client.pause_after = self.beginning.pause_after
         self.guard = self.client.lock
         self._trace()
         self.line.tell(Ready(fingerprint=measure(config.reproducible)))
@@ -123,6 +124,9 @@ class TrainerNode(MemberNode):
         self.transport.poll(wait_ms)
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wakes)
+
+    def on_orders(self) -> None:
+        self.client.pause_after = self.orders.pause_after
 
     def turn(self) -> None:
         """The thread that computes is what must not hang; this one only talks. A process that

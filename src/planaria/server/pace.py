@@ -34,8 +34,7 @@ class Pace:
         self._took_s = 0.0  # smoothed
         self._step: tuple[int, float] | None = None  # the last one, and since when
         self._works_since: float | None = None
-        self._rests_until = -math.inf
-        self._now = -math.inf
+        self._now = self._rests_until = 0.0
 
     def look(self, now: float, step: int, *, works: bool) -> None:
         """Time passes. works: something of the sweep is under way."""

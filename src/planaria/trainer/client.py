@@ -43,6 +43,7 @@ class Client:
     def __init__(self, machine: TrainerMachine, wake: Callable[[], None]) -> None:
         self.machine = machine
         self.lock = threading.RLock()
+        self.pause_after = 0  # the step that whoever calls rests after, until this is another one
         self._wake = wake
         self._waits: list[_Wait] = []
         self._over: BaseException | None = None
@@ -91,9 +92,10 @@ class Client:
         return self._wait_for(lambda: self.machine.sum_of(step))
 
     def end_step(self, step: int, state: Bytes) -> None:
-        """The step is over, and this is the dense state after it."""
+        """The step is over, and this is the dense state after it. The next may have to wait."""
         with self._calling():
             self.machine.give_state(step, state)
+        self._wait_for(lambda: self.pause_after != step or None)
 
     def finish(self) -> None:
         """There is no step after the last one."""

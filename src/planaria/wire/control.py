@@ -300,6 +300,7 @@ class Orders(Control):
     base: Base = msgspec.field(default_factory=Base)
     partial: bool = True  # whether a lost server may still go back to its save alone
     gone: list[Member] = []  # processes that have ended
+    pause_after: int = 0  # trainers wait after this step until it is another one; 0: none
     again: int = 0  # so often was a view change asked for, because nothing moved
 
 
