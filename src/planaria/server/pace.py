@@ -3,7 +3,8 @@
 Rebuilding takes cores, memory and network from training, on whatever machines the mates are. How
 much that hurts shows in one figure that every server sees: how long a step takes, against how long
 it took before the loss. So a paced sweep works for a share of the time. The share halves when steps
-take longer than training can bear, and grows by half as long as they do not.
+take longer than training can bear, and grows by half as long as they do not. Where they take long
+although the sweep hardly works, something else is to blame, and that is how long a step takes now.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import math
 
 PRIORITIES = ("training", "balanced", "redundancy")
 KEPT_SPEED = 0.9  # that training keeps while it is paced for
-FIRST_SHARE, LEAST_SHARE = 0.25, 1 / 32
+FIRST_SHARE, LEAST_SHARE = 0.25, 1 / 16
 GROWS, SHRINKS = 1.5, 0.5
+BLAMELESS = 3  # slow steps at the least share, before another cause is looked for
 NEWEST = 0.5  # the weight of the newest step: single ones scatter
 
 
@@ -30,8 +32,9 @@ class Pace:
 
     def __init__(self, step_s: float) -> None:
         self.share = FIRST_SHARE if step_s else 1.0
-        self._bearable_s = step_s / KEPT_SPEED if step_s else math.inf
-        self._took_s = 0.0  # smoothed
+        self._calm_s = step_s or math.inf  # how long a step would take without the sweep
+        self._took_s = 0.0  # how long they take, smoothed
+        self._blameless = 0  # slow steps in a row, at the least share
         self._step: tuple[int, float] | None = None  # the last one, and since when
         self._works_since: float | None = None
         self._now = self._rests_until = 0.0
@@ -52,8 +55,11 @@ class Pace:
 
     def _stepped(self, took_s: float) -> None:
         self._took_s += (took_s - self._took_s) * NEWEST if self._took_s else took_s
-        factor = GROWS if self._took_s <= self._bearable_s else SHRINKS
-        self.share = min(max(self.share * factor, LEAST_SHARE), 1.0)
+        slow = self._took_s > self._calm_s / KEPT_SPEED
+        self._blameless = self._blameless + 1 if slow and self.share == LEAST_SHARE else 0
+        if self._took_s < self._calm_s < math.inf or self._blameless >= BLAMELESS:
+            self._calm_s = self._took_s
+        self.share = min(max(self.share * (SHRINKS if slow else GROWS), LEAST_SHARE), 1.0)
 
     def pieces(self, most: int) -> int:
         """How many may be under way now. One at a time, as long as it must rest between them."""
