@@ -23,6 +23,7 @@ import numpy as np
 import zmq
 
 from benchmarks.in_process import plain_speed
+from benchmarks.speed import Looks
 from planaria.cluster.run import JobRun
 from planaria.config import Config
 from planaria.schedule import Fault, parse_kill, resolve
@@ -30,12 +31,14 @@ from planaria.schedule import Fault, parse_kill, resolve
 STANDARD = [
     "batch=2048",
     "model.tables=26",
-    "model.bottom=[512,256,64]",
-    "model.top=[512,256]",
     "optimizer.name=adagrad",
     "data.test_samples=0",
     "servers=6",
 ]
+NETWORKS = {
+    "default": [],
+    "512-256": ["model.bottom=[512,256,64]", "model.top=[512,256]"],
+}
 
 
 class Row(NamedTuple):
@@ -59,6 +62,7 @@ class Sizes(NamedTuple):
     rounds: int = 1
     kills: int = 0
     trainers: int = 1
+    network: str = "512-256"
 
 
 def job(sizes: Sizes, *sets: str) -> Config:
@@ -66,6 +70,7 @@ def job(sizes: Sizes, *sets: str) -> Config:
         None,
         [
             *STANDARD,
+            *NETWORKS[sizes.network],
             f"model.rows={sizes.rows}",
             f"model.dim={sizes.dim}",
             f"trainers={sizes.trainers}",
@@ -91,73 +96,66 @@ def run(config: Config, schedule: list[Fault] | None = None) -> tuple[dict[str, 
     return job_run.run(), job_run
 
 
+def measured(config: Config) -> tuple[float, float]:
+    """Samples per second, and milliseconds of CPU that all servers use for a step."""
+    looks = Looks(config)
+    JobRun(config, observers=[looks]).run()
+    wall_ms, used = looks.per_step()
+    servers_ms = sum(cpu for (role, _), cpu in used.items() if role == "server")
+    return config.batch / wall_ms * 1e3, servers_ms
+
+
 def throughput(sizes: Sizes) -> list[Row]:
     """Samples per second of the strategies and of plain PyTorch, interleaved."""
-    sides: dict[str, Callable[[], float]] = {
-        "none": lambda: run(job(sizes, "strategy=none"))[0]["samples_per_s"],
-        "r = 1": lambda: run(job(sizes, "parity=1"))[0]["samples_per_s"],
-        "r = 2": lambda: run(job(sizes, "parity=2", "k=4"))[0]["samples_per_s"],
-        "plain": lambda: plain_speed(job(sizes, "strategy=none"), sizes.steps).samples_per_s,
+    plain = job(sizes, "strategy=none")
+    sides: dict[str, Callable[[], tuple[float, float]]] = {
+        "none": lambda: measured(plain),
+        "r = 1": lambda: measured(job(sizes, "parity=1")),
+        "r = 2": lambda: measured(job(sizes, "parity=2", "k=4")),
+        "plain": lambda: (plain_speed(plain, sizes.steps).samples_per_s, 0.0),
     }
-    rates: dict[str, list[float]] = {name: [] for name in sides}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for round_number in range(sizes.rounds):
         order = list(sides) if round_number % 2 else list(sides)[::-1]
         for name in order:
-            rates[name].append(sides[name]())
-            print(f"  {name}: {rates[name][-1]:,.0f} samples/s", file=sys.stderr)
-    median = {name: statistics.median(values) for name, values in rates.items()}
-    detail = ", ".join(f"{name} {value:,.0f}/s" for name, value in median.items())
-    return [
-        Row(
-            "samples/s, erasure r = 1 over none",
-            median["r = 1"] / median["none"],
-            0.93,
-            False,
-            detail,
-        ),
-        Row(
-            "samples/s, erasure r = 2 over none",
-            median["r = 2"] / median["none"],
-            0.90,
-            False,
-            detail,
-        ),
-        Row(
-            "samples/s, none over plain PyTorch",
-            median["none"] / median["plain"],
-            1.0,
-            False,
-            detail,
-        ),
+            found[name].append(sides[name]())
+            last = found[name][-1]
+            print(f"  {name}: {last[0]:,.0f} samples/s, servers {last[1]:.1f} ms", file=sys.stderr)
+    rate = {name: statistics.median(one for one, _ in some) for name, some in found.items()}
+    cpu = {name: statistics.median(one for _, one in some) for name, some in found.items()}
+    detail = ", ".join(f"{name} {value:,.0f}/s" for name, value in rate.items())
+    of_cpu = ", ".join(f"{name} {value:.1f} ms" for name, value in cpu.items() if value)
+    least = {"512-256": 0.95, "default": 0.88}[sizes.network]
+    rows = [
+        Row("samples/s, r = 1 over none", rate["r = 1"] / rate["none"], least, False, detail),
+        Row("CPU of all servers, r = 1 over none", cpu["r = 1"] / cpu["none"], 1.6, True, of_cpu),
+        Row("samples/s, r = 2 over none", rate["r = 2"] / rate["none"], 0.92, False, detail),
+        Row("samples/s, none over PyTorch", rate["none"] / rate["plain"], 1.4, False, detail),
     ]
+    return [row._replace(name=f"{row.name}, {sizes.network} network") for row in rows]
+
+
+GAPS = {"server": (0.95, 3.0), "trainer": (0.5, 3.0), "coordinator": (0.5, 1.0)}
+"""By role: the quantile that counts, and how many steps it may be."""
 
 
 def gaps(sizes: Sizes) -> list[Row]:
-    """Kills of one server after another, each with a warm spare at hand."""
-    every = max(sizes.steps // 2, 20)
-    steps = every * (sizes.kills + 1)
-    config = job(sizes, f"steps={steps}")
-    kills = [parse_kill(f"server:any@{every * (n + 1)}") for n in range(sizes.kills)]
-    report, job_run = run(config, resolve(kills, config))
-    times = [at for _, at in job_run.progress.step_at]
-    step_ms = statistics.median(np.diff(times)) * 1000
-    found = [f["gap_ms"] / step_ms for f in report["failures"] if f["gap_ms"] is not None]
-    during = [
-        f["samples_per_s_during"] / report["samples_per_s"]
-        for f in report["failures"]
-        if f["samples_per_s_during"]
-    ]
-    detail = f"{len(found)} kills, median {statistics.median(found):.1f} steps of {step_ms:.0f} ms"
-    return [
-        Row(
-            "gap after SIGKILL, median steps, p95",
-            float(np.quantile(found, 0.95)),
-            12,
-            True,
-            detail,
-        ),
-        Row("samples/s while rebuilding over before", statistics.median(during), 0.87, False, ""),
-    ]
+    """Kills of one process after another, each with a warm spare at hand."""
+    rows = []
+    for role, (quantile, bar) in GAPS.items():
+        every = max(sizes.steps // 2, 20)
+        config = job(sizes, f"steps={every * (sizes.kills + 1)}")
+        who = {"server": "server:any", "trainer": "trainer:0", "coordinator": "coordinator"}[role]
+        kills = [parse_kill(f"{who}@{every * (n + 1)}") for n in range(sizes.kills)]
+        report, job_run = run(config, resolve(kills, config))
+        times = [at for _, at in job_run.progress.step_at]
+        step_ms = statistics.median(np.diff(times)) * 1000
+        found = [f["gap_ms"] / step_ms for f in report["failures"] if f["gap_ms"] is not None]
+        median = statistics.median(found)
+        detail = f"{len(found)} kills, median {median:.1f} steps of {step_ms:.0f} ms"
+        name = f"gap after SIGKILL of a {role}, in steps, {'p95' if quantile > 0.5 else 'median'}"
+        rows.append(Row(name, float(np.quantile(found, quantile)), bar, True, detail))
+    return rows
 
 
 def copy_s(size: int) -> float:
@@ -188,33 +186,43 @@ def copy_s(size: int) -> float:
     return elapsed
 
 
+def speed_meanwhile(job_run: JobRun) -> float:
+    """Of training while the lost server was rebuilt, over before. The gap is left out."""
+    failure = job_run.progress.failures[0]
+    assert failure.gap_ms is not None
+    assert failure.rebuilt_ms is not None
+    times = np.array([at for _, at in job_run.progress.step_at])
+    goes_on, whole = (failure.at + ms / 1000 for ms in (failure.gap_ms, failure.rebuilt_ms))
+    before = np.diff(times[times < failure.at][-30:]).mean()
+    during = np.diff(times[(times >= goes_on) & (times <= whole)]).mean()
+    return float(before / during)
+
+
 def rebuild(sizes: Sizes) -> list[Row]:
-    """Time to full redundancy against copying the lost bytes once, and memory in use."""
-    config = job(sizes, f"steps={sizes.steps * 4}")
-    kill = resolve([parse_kill(f"server:2@{sizes.steps}")], config)
-    ratios, details = [], []
-    for _ in range(sizes.rounds):
-        report, job_run = run(config, kill)
-        failure = report["failures"][0]
-        lost = failure["bytes_rebuilt"]
-        copied = statistics.median(copy_s(lost) for _ in range(3))
-        ratios.append(failure["rebuilt_ms"] / 1000 / copied)
-        details.append(
-            f"{lost / 1e6:,.0f} MB in {failure['rebuilt_ms']:.0f} ms, copy {copied * 1e3:.0f} ms"
-        )
-    layout = config.layout
-    needed = report["bytes_records"] * (layout.k + layout.r) / layout.k
+    """Time to full redundancy against copying the lost bytes once, and what training keeps of its
+    speed meanwhile; and memory in use. With r = 2, after one loss another one can be borne.
+    """
+    rows = []
+    for priority, r, most in (("redundancy", 1, 6.0), ("balanced", 2, 10.0)):
+        sets = (f"steps={sizes.steps * 4}", f"rebuild.priority={priority}", f"parity={r}", "k=4")
+        config = job(sizes, *sets)
+        kill = resolve([parse_kill(f"server:2@{sizes.steps}")], config)
+        ratios, kept, details = [], [], []
+        for _ in range(sizes.rounds):
+            report, job_run = run(config, kill)
+            lost, took_ms = (report["failures"][0][of] for of in ("bytes_rebuilt", "rebuilt_ms"))
+            copied = statistics.median(copy_s(lost) for _ in range(3))
+            ratios.append(took_ms / 1000 / copied)
+            kept.append(speed_meanwhile(job_run))
+            details.append(f"{lost / 1e6:,.0f} MB in {took_ms:.0f} ms, copy {copied * 1e3:.0f} ms")
+        name = f"time to full redundancy over one copy, {priority}"
+        rows.append(Row(name, statistics.median(ratios), most, True, "; ".join(details)))
+    name = "samples/s while rebuilding over before, balanced, gap left out"
+    rows.append(Row(name, statistics.median(kept), 0.9, False, ""))
+    needed = report["bytes_records"] * (config.layout.k + config.layout.r) / config.layout.k
     memory = sum(one.resident for one in job_run.reporter.servers.values()) / needed
-    return [
-        Row(
-            "time to full redundancy over one copy",
-            statistics.median(ratios),
-            3,
-            True,
-            "; ".join(details),
-        ),
-        Row("memory of servers over records x (k + r)/k", memory, 1.15, True, ""),
-    ]
+    rows.append(Row("memory of servers over records x (k + r)/k", memory, 1.15, True, ""))
+    return rows
 
 
 PARTS = {"throughput": throughput, "gaps": gaps, "rebuild": rebuild}
@@ -231,10 +239,17 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--trainers", type=int, default=1)
+    parser.add_argument("--network", choices=NETWORKS, default="512-256", help="its layers")
     parser.add_argument("--json", type=Path, help="write the rows here as well")
     options = parser.parse_args()
     sizes = Sizes(
-        options.rows, options.dim, options.steps, options.rounds, options.kills, options.trainers
+        options.rows,
+        options.dim,
+        options.steps,
+        options.rounds,
+        options.kills,
+        options.trainers,
+        options.network,
     )
     rows: list[Row] = []
     for name, part in PARTS.items():

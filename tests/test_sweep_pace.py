@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from planaria.server.pace import KEPT_SPEED, LEAST_SHARE, PRIORITIES, Pace, is_paced
+from planaria.simulator import Faults, ToyJob, World
+from planaria.wire.messages import Install, Member, Message, View
 
 CALM_S = 0.1
 
@@ -98,3 +102,39 @@ def test_redundancy_comes_first_when_no_further_loss_can_be_borne() -> None:
     assert paced(r=2, lost=1) == [True, True, False]
     assert paced(r=2, lost=2) == [True, False, False]
     assert paced(r=1, lost=1) == [True, False, False]
+
+
+class Struck(World):
+    """One server is killed in the middle of the job, and later its replacement."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        # By view: who was rebuilt, and how long steps took.
+        self.said: dict[View, tuple[list[int], float]] = {}
+        self.shares: set[float] = set()
+
+    def on_delivery(self, sender: Member, to: Member, message: Message) -> None:
+        if self.delivered == 200:
+            self.kill("server-2")
+        if isinstance(message, Install) and to == "server-1":
+            is_new = message.view not in self.said
+            self.said[message.view] = (message.rebuilding, message.step_s)
+            if is_new and len(self.said) == 2:
+                self.kill(message.servers[1])
+        for process in self.processes.values():
+            rebuilder = getattr(process.machine, "rebuilder", None)
+            if rebuilder is not None:
+                self.shares.add(rebuilder._pace.share)
+
+
+@pytest.mark.parametrize("priority", ["training", "redundancy"])
+def test_a_view_says_how_long_steps_took_while_all_were_whole(priority: str) -> None:
+    job = ToyJob(steps=8, rebuild_priority=priority)
+    world = Struck(job, 0, Faults(count=0))
+    world.run()
+    (_, first), (lost, then), (again, still) = world.said.values()
+    assert first == 0.0  # nobody had made a step
+    assert lost == again == [1]
+    assert then > 0.0
+    assert still == then  # not what they take while somebody is rebuilt
+    assert (min(world.shares) < 1.0) == (priority == "training")
