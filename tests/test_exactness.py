@@ -126,13 +126,16 @@ def test_each_variable_of_portable_pins_something_that_depends_on_the_cpu(
 
 
 def test_a_fingerprint_differs_where_bits_do_and_travels_as_json() -> None:
+    """It may differ where bits happen to agree, as they do on some CPUs with AVX2 and AVX-512."""
     found = [run(ATEN_CPU_CAPABILITY=level) for level in levels()] + [run_portable()]
+    assert len({one["dlrm"] for one in found}) > 1
     for one in found:
         for other in found:
             mine, theirs = (msgspec.convert(f["same"], Fingerprint) for f in (one, other))
-            assert (mine == theirs) == (one["dlrm"] == other["dlrm"]) == (one is other)
-            assert (mine.probe == theirs.probe) == (one is other)
+            assert (mine == theirs) == (one is other)
             assert bool(differences(mine, theirs)) == (one is not other)
+            if one["dlrm"] != other["dlrm"]:
+                assert mine.probe != theirs.probe
 
 
 # ------------------------------------------------------------------------------- what is refused
