@@ -104,6 +104,7 @@ class ServerNode(MemberNode):
             rebuild_bytes_per_s=config.rebuild.bytes_per_s,
             scrub_every=config.scrub.every_steps,
             reserve=self._reserve,
+            early_answers=config.cluster.early_answers == "on",
             partial=config.survival.partial,
             on_progress=self._on_progress,
         )

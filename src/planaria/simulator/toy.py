@@ -45,6 +45,7 @@ class ToyJob:
     seed: int = 1
     optimizer: Optimizer = field(default_factory=lambda: Optimizer("adagrad", lr=0.1))
     keep_steps: int = 2
+    early_answers: bool = False
     restored_at: int = 0  # if set: everybody starts from a checkpoint of that step
 
     @property
@@ -76,11 +77,14 @@ class ToyJob:
             retry_s=retry_s,
             rebuild_chunk=self.rebuild_chunk,
             rebuild_jobs=1,
+            early_answers=self.early_answers,
         )
 
     def trainer_job(self, retry_s: float) -> TrainerJob:
         dims = [arena.dim for arena in self.arenas]
-        return TrainerJob(self.servers, dims, self.trainers, self.keepers, retry_s)
+        return TrainerJob(
+            self.servers, dims, self.trainers, self.keepers, retry_s, self.early_answers
+        )
 
     def restore(self, store: Store) -> None:
         """Fills a blank store from the checkpoint."""
