@@ -1,12 +1,14 @@
-"""Jobs on a slow network, with and without early answers: samples per second, and bytes.
+"""A job on a slow network, with and without early answers: samples per second, and bytes.
 
-    python -m benchmarks.slow_link --rates 100 300 1000 --rounds 2
+    python -m benchmarks.slow_link --rates 100 300 1000
     python -m benchmarks.slow_link --links shared
 
 As root, with `ip` and `tc` of iproute2: the network is namespaces of this machine, of which nothing
-is left behind. `--links each` gives every server and every trainer a namespace and a link of its
-own, as fast in one direction as in the other, like machines at a switch. With `--links shared`
-everybody sends over one loopback device, both ways and servers among themselves: like a bus.
+is left behind. `--links each` gives every server and the trainer a namespace and a link of its own,
+as fast in one direction as in the other, like machines at a switch. With `--links shared` everybody
+sends over one loopback device, both ways and servers among themselves: like a bus.
+
+Blocks of steps with and without take turns within one job (benchmarks/alternating.py).
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ import shutil
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+from benchmarks import alternating
+from benchmarks.alternating import BLOCK_STEPS, is_on
 from planaria.cluster import launcher
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import JobEvent, Watcher
@@ -34,9 +37,8 @@ from planaria.config import Config
 from planaria.wire.control import StepDone
 
 NETWORKS = {"small": "[64,32]", "512-256": "[512,256]"}
-FIRST_STEP = 4  # connections are made, and windows open, by then
 QUEUE_MS = 100  # of a link
-SERVERS, TRAINERS = 6, 1
+SERVERS, TRAINERS, BATCH = 6, 1, 2048
 HUB = f"planaria-{os.getpid()}"
 HOSTS = Path("/etc/netns")  # `ip netns exec` puts what is there in the place of /etc
 MEMBERS = [*(f"server-{place}" for place in range(SERVERS)), "trainer-0"]
@@ -123,46 +125,62 @@ def job(given: argparse.Namespace) -> Config:
         [
             *("model.tables=26", "model.dim=16", "model.rows=100000", "optimizer.name=adagrad"),
             *(f"model.bottom={layers}", f"model.top={layers}", f"data.zipf={given.zipf}"),
-            *("batch=2048", f"trainers={TRAINERS}", f"servers={SERVERS}", "spares=0", "parity=1"),
+            *(
+                f"batch={BATCH}",
+                f"trainers={TRAINERS}",
+                f"servers={SERVERS}",
+                "spares=0",
+                "parity=1",
+            ),
             *("data.test_samples=0", f"steps={given.steps}"),
             *("cluster.transport=tcp", "cluster.host=here", "cluster.encryption=off"),
-            f"cluster.early_answers={given.early}",
+            *("cluster.early_answers=on", "cluster.heartbeat_limit_ms=20000"),
         ],
     )
 
 
-class Counting(Watcher):
-    """When some first and the last step were done, and how many bytes had passed by then."""
+class Look(NamedTuple):
+    """At the end of a step."""
 
-    def __init__(self, config: Config, device: str) -> None:
-        self.config = config
+    at: float
+    up: int  # bytes
+    down: int
+
+
+class Counting(Watcher):
+    """When each step was done, and how many bytes had passed by then."""
+
+    def __init__(self, device: str) -> None:
         self.counters = Path("/sys/class/net") / device / "statistics"
-        self.looks: list[tuple[int, float, int, int]] = []
+        self.looks: dict[int, Look] = {}
 
     def on_event(self, event: JobEvent, processes: Attempt) -> None:
-        done = event.what
-        if isinstance(done, StepDone) and done.step in (FIRST_STEP, self.config.steps):
+        if isinstance(event.what, StepDone):
             up, down = (int((self.counters / f"{way}_bytes").read_text()) for way in ("rx", "tx"))
-            self.looks.append((done.step, event.at, up, down))
+            self.looks[event.what.step] = Look(event.at, up, down)
 
-    def result(self) -> dict[str, float]:
-        (first, start, up, down), (last, end, up_then, down_then) = self.looks
-        steps = last - first
-        return {
-            "samples_per_s": self.config.batch * steps / (end - start),
-            "up_mb": (up_then - up) / steps / 1e6,
-            "down_mb": (down_then - down) / steps / 1e6,
-        }
+    def result(self) -> dict[str, list[tuple[float, float, float]]]:
+        """By dial: of each step, seconds and megabytes up and down."""
+        found: dict[str, list[tuple[float, float, float]]] = {"off": [], "on": []}
+        for step, (at, up, down) in self.looks.items():
+            settled = all(is_on(step - n) == is_on(step + 1) for n in range(2))
+            if step > BLOCK_STEPS and settled:  # windows are open, and nothing is left of before
+                then = self.looks[step - 1]
+                took = (at - then.at, (up - then.up) / 1e6, (down - then.down) / 1e6)
+                found["on" if is_on(step) else "off"].append(took)
+        return found
 
 
-def spread_processes(hub: str, folder: Path) -> None:
-    """Servers and trainers start in the namespaces of their places."""
-    python = folder / "python"
+def spread_processes(given: argparse.Namespace) -> None:
+    """Servers and the trainer take turns, and start in the namespaces of their places."""
+    python, member = given.folder / "python", Path(alternating.__file__)
+    where = f'ip netns exec "{given.hub}-$1-$4"' if given.links == "each" else ""
     python.write_text(
         "#!/bin/sh\n"
-        'case "$4" in\n'
-        f'server|trainer) exec ip netns exec "{hub}-$4-$7" "{sys.executable}" "$@" ;;\n'
-        f'*) exec "{sys.executable}" "$@" ;;\n'
+        "shift 3\n"  # -P -m planaria.cluster
+        'case "$1" in\n'
+        f'server|trainer) exec {where} "{sys.executable}" -P "{member}" "$@" ;;\n'
+        f'*) exec "{sys.executable}" -P -m planaria.cluster "$@" ;;\n'
         "esac\n"
     )
     python.chmod(0o755)
@@ -171,65 +189,44 @@ def spread_processes(hub: str, folder: Path) -> None:
 
 
 def run_job(given: argparse.Namespace) -> None:
+    counting = Counting("lo" if given.links == "shared" else "to-trainer-0")
     config = job(given)
-    device = "lo"
-    if given.links == "each":
-        device = "to-trainer-0"
-        spread_processes(given.hub, given.folder)
-    counting = Counting(config, device)
-    report = JobRun(config, [], observers=[counting]).run()
-    print(json.dumps({**counting.result(), "digest": report["digest"]}))
+    spread_processes(given)
+    JobRun(config, observers=[counting]).run()
+    print(json.dumps(counting.result()))
 
 
 # ---------------------------------------------------------------- the table
 
 
-def measure(given: argparse.Namespace, network: str, mbit: int, early: str) -> dict[str, Any]:
+def measure(given: argparse.Namespace, layers: str, mbit: int) -> str:
     set_rate(given.links, mbit)
     folder = Path(f"/tmp/{HUB}")
     folder.mkdir(exist_ok=True)
     command = [
         *("ip", "netns", "exec", HUB, sys.executable, "-m", "benchmarks.slow_link"),
-        *("--early", early, "--network", network, "--steps", str(given.steps)),
-        *("--zipf", str(given.zipf), "--links", given.links),
-        *("--hub", HUB, "--folder", str(folder)),
+        *("--network", layers, "--steps", str(given.steps), "--zipf", str(given.zipf)),
+        *("--links", given.links, "--hub", HUB, "--folder", str(folder)),
     ]
-    began = time.monotonic()
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
     finally:
         shutil.rmtree(folder)
     if ran.returncode:
         raise SystemExit(f"a job failed:\n{ran.stdout}\n{ran.stderr}")
-    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    took_s = time.monotonic() - began
-    print(f"  {network}, {mbit} mbit, {early}: {found}, {took_s:.0f} s", file=sys.stderr, flush=True)
-    return found
+    line = row(layers, mbit, json.loads(ran.stdout.splitlines()[-1]))
+    print(line, file=sys.stderr, flush=True)
+    return line
 
 
-def compare(given: argparse.Namespace, network: str, mbit: int) -> str:
-    found: dict[str, list[dict[str, Any]]] = {"off": [], "on": []}
-    for number in range(given.rounds):
-        for early in ("off", "on") if number % 2 == 0 else ("on", "off"):
-            found[early].append(measure(given, network, mbit, early))
-    digests = {json.dumps(one["digest"]) for runs in found.values() for one in runs}
-    if len(digests) > 1:
-        raise SystemExit(f"the models differ: {digests}")
-
-    def median(early: str, what: str) -> float:
-        return statistics.median(one[what] for one in found[early])
-
-    ratios = [
-        on["samples_per_s"] / off["samples_per_s"]
-        for on, off in zip(found["on"], found["off"], strict=True)
-    ]
-    megabytes = "; ".join(
-        f"{median('off', way):.2f} → {median('on', way):.2f}" for way in ("up_mb", "down_mb")
-    )
+def row(layers: str, mbit: int, found: dict[str, list[tuple[float, float, float]]]) -> str:
+    off, on = ([statistics.median(of) for of in zip(*found[dial], strict=True)] for dial in found)
+    quarters = {dial: statistics.quantiles([s for s, _, _ in found[dial]]) for dial in found}
+    spread = "; ".join(f"{1e3 * low:.0f} to {1e3 * high:.0f}" for low, _, high in quarters.values())
     return (
-        f"| {network} | {mbit} | {median('off', 'samples_per_s'):,.0f} | "
-        f"{median('on', 'samples_per_s'):,.0f} | {statistics.median(ratios):.3f} "
-        f"({min(ratios):.3f} to {max(ratios):.3f}) | {megabytes} |"
+        f"| {layers} | {mbit} | {BATCH / off[0]:,.0f} | {BATCH / on[0]:,.0f} | "
+        f"{off[0] / on[0]:.2f} | {spread} | {off[1]:.2f} → {on[1]:.2f}; "
+        f"{off[2]:.2f} → {on[2]:.2f} | {len(found['off'])} + {len(found['on'])} |"
     )
 
 
@@ -242,11 +239,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--rates", type=int, nargs="+", default=[100, 300, 1000], metavar="MBIT")
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--links", choices=["each", "shared"], default="each")
-    parser.add_argument("--rounds", type=int, default=2, help="pairs of jobs of each kind")
-    parser.add_argument("--steps", type=int, default=36)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--zipf", type=float, default=1.05, help="0: all rows are equally likely")
     # Of the process that runs a job in the hub:
-    parser.add_argument("--early", choices=["off", "on"], help=argparse.SUPPRESS)
     parser.add_argument("--network", help=argparse.SUPPRESS)
     parser.add_argument("--hub", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -255,7 +250,7 @@ def arguments() -> argparse.ArgumentParser:
 
 def main() -> None:
     given = arguments().parse_args()
-    if given.early:
+    if given.network:
         run_job(given)
         return
     if missing := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
@@ -263,13 +258,13 @@ def main() -> None:
     if os.geteuid() != 0:
         raise SystemExit("only root may make network namespaces and slow links: use sudo")
     lines = [
-        "| network | mbit/s | samples/s, off | on | ratio | MB per step: up; down |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| network | mbit/s | samples/s, off | on | ratio | ms of a step, middle half | "
+        "MB of a step: up; down | steps |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     with namespaces(given.links):
         for layers in given.networks:
-            for mbit in given.rates:
-                lines.append(compare(given, layers, mbit))
+            lines += [measure(given, layers, mbit) for mbit in given.rates]
     print("\n".join(lines))
 
 

@@ -36,6 +36,7 @@ from planaria.wire.messages import (
     DenseCopy,
     DenseGradient,
     DenseSum,
+    Early,
     Hello,
     Install,
     Lookup,

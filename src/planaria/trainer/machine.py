@@ -119,7 +119,7 @@ class TrainerMachine(Machine):
         if not self.step <= step <= self.step + 1:
             raise StepError(f"rows of step {step} are asked for, but step {self.step} is due")
         self.asked[step, part] = rows
-        if self._leaves((step, part)):
+        if self._is_due((step, part)) or self._goes_ahead(step):
             self._send_lookups((step, part))
 
     def rows(self, step: int, part: int) -> dict[int, list[Floats]] | None:
@@ -349,13 +349,15 @@ class TrainerMachine(Machine):
         """
         return part[0] <= self.pushed + 1 or bool(self.rebuilding)
 
-    def _leaves(self, part: Part) -> bool:
-        """Or it leaves as soon as it can: what the step before does not change may come early."""
-        return self.job.early_answers or self._is_due(part)
+    def _goes_ahead(self, step: int) -> bool:
+        """Whether lookups of a step leave as soon as they are asked for: rows have to be decoded
+        first, or some of them can come early.
+        """
+        return self.job.early_answers or bool(self.rebuilding)
 
     def _send_due_lookups(self) -> None:
         for part in sorted(self.asked):
-            if self._leaves(part):
+            if self._is_due(part) or self._goes_ahead(part[0]):
                 self._send_lookups(part)
 
     def _send_lookups(self, part: Part, places: Sequence[int] | None = None) -> None:
@@ -383,10 +385,9 @@ class TrainerMachine(Machine):
         while self.pushed + 1 in self.pushes and min(self.protected) >= self.pushed:
             if not self._live():
                 return
-            went_ahead = self.job.early_answers or bool(self.rebuilding)
             self.pushed += 1
             for part in sorted(self.asked):  # first: then the answer is the vote, too
-                if part[0] == self.pushed + 1 and not went_ahead:
+                if part[0] == self.pushed + 1 and not self._goes_ahead(part[0]):
                     self._send_lookups(part)
             self._send_pushes(self.pushed, range(self.job.servers))
             if self.pushed not in self.reduction.sums:
