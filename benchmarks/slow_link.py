@@ -38,7 +38,7 @@ from planaria.wire.control import StepDone
 
 NETWORKS = {"small": "[64,32]", "512-256": "[512,256]"}
 QUEUE_MS = 100  # of a link
-SERVERS, TRAINERS, BATCH = 6, 1, 2048
+SERVERS, BATCH = 6, 2048
 HUB = f"planaria-{os.getpid()}"
 HOSTS = Path("/etc/netns")  # `ip netns exec` puts what is there in the place of /etc
 MEMBERS = [*(f"server-{place}" for place in range(SERVERS)), "trainer-0"]
@@ -125,13 +125,7 @@ def job(given: argparse.Namespace) -> Config:
         [
             *("model.tables=26", "model.dim=16", "model.rows=100000", "optimizer.name=adagrad"),
             *(f"model.bottom={layers}", f"model.top={layers}", f"data.zipf={given.zipf}"),
-            *(
-                f"batch={BATCH}",
-                f"trainers={TRAINERS}",
-                f"servers={SERVERS}",
-                "spares=0",
-                "parity=1",
-            ),
+            *(f"batch={BATCH}", f"servers={SERVERS}", "trainers=1", "spares=0", "parity=1"),
             *("data.test_samples=0", f"steps={given.steps}"),
             *("cluster.transport=tcp", "cluster.host=here", "cluster.encryption=off"),
             *("cluster.early_answers=on", "cluster.heartbeat_limit_ms=20000"),
@@ -172,14 +166,15 @@ class Counting(Watcher):
 
 
 def spread_processes(given: argparse.Namespace) -> None:
-    """Servers and the trainer take turns, and start in the namespaces of their places."""
-    python, member = given.folder / "python", Path(alternating.__file__)
+    """Servers answer early in turns, and all start in the namespaces of their places."""
+    python, server = given.folder / "python", Path(alternating.__file__)
     where = f'ip netns exec "{given.hub}-$1-$4"' if given.links == "each" else ""
     python.write_text(
         "#!/bin/sh\n"
         "shift 3\n"  # -P -m planaria.cluster
         'case "$1" in\n'
-        f'server|trainer) exec {where} "{sys.executable}" -P "{member}" "$@" ;;\n'
+        f'server) exec {where} "{sys.executable}" -P "{server}" "$@" ;;\n'
+        f'trainer) exec {where} "{sys.executable}" -P -m planaria.cluster "$@" ;;\n'
         f'*) exec "{sys.executable}" -P -m planaria.cluster "$@" ;;\n'
         "esac\n"
     )

@@ -73,7 +73,6 @@ class TrainerNode(MemberNode):
             config.trainers,
             keepers(config.r, config.trainers),
             config.cluster.retry_ms / 1000,
-            config.cluster.early_answers == "on",
         )
         self.trainer = TrainerMachine(self.member, job, dense, fresh_rank=rank)
         self.machine = self.trainer

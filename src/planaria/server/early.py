@@ -1,8 +1,9 @@
 """Rows that leave before the step is applied which they wait for: what it changes follows later.
 
-A lookup of t + 1 that comes while the server is at t - 1 is answered in two parts. The first has
-the rows that nobody has asked for in step t, so that t will hardly change them, and travels while t
-is computed. The second has all others, and of the first those that t did change after all.
+A lookup of t + 1 arrives before the gradients of t do, which are large. It is answered in two
+parts. The first has the rows that nobody has asked for in step t, so that t will hardly change
+them, and travels while those gradients come the other way. The second has all others, and of the
+first those that t did change after all.
 """
 
 from __future__ import annotations

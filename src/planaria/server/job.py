@@ -29,5 +29,5 @@ class ServerJob:
     rebuild_jobs: int = 2  # how many such requests may be under way
     on_progress: Callable[[], None] = nothing  # called now and then while records are filled
     reserve: Reserve | None = None  # memory of a spare
-    early_answers: bool = False  # rows that the next step will hardly change leave before it
+    early_answers: bool = False  # rows that a step will hardly change leave before it
     partial: bool = False  # a replacement's records come from a save, not from its stripe-mates

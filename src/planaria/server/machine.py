@@ -340,7 +340,7 @@ class ServerMachine(Machine):
         for key in sorted([key for key in self.lookups if key[0] <= due]):
             self._answer(key)
         self._vote()
-        if self.early and was_whole and self.protected == self.step:  # trainers wait for the vote
+        if self.early and was_whole and self.protected == self.step:  # what is waited for is out
             self.outbox += self.early.take(self.lookups, self.view)
         if was_whole and not self.rebuilder.scrubbing:
             return

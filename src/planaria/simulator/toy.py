@@ -82,9 +82,7 @@ class ToyJob:
 
     def trainer_job(self, retry_s: float) -> TrainerJob:
         dims = [arena.dim for arena in self.arenas]
-        return TrainerJob(
-            self.servers, dims, self.trainers, self.keepers, retry_s, self.early_answers
-        )
+        return TrainerJob(self.servers, dims, self.trainers, self.keepers, retry_s)
 
     def restore(self, store: Store) -> None:
         """Fills a blank store from the checkpoint."""

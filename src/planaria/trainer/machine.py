@@ -54,7 +54,6 @@ class TrainerJob:
     trainers: int
     keepers: int  # servers that keep the dense state, those of the first places
     retry_s: float = 1.0
-    early_answers: bool = False  # lookups leave at once, for what can be answered before its time
 
 
 RowsByPlace = Mapping[int, Sequence[Index]]
@@ -119,7 +118,7 @@ class TrainerMachine(Machine):
         if not self.step <= step <= self.step + 1:
             raise StepError(f"rows of step {step} are asked for, but step {self.step} is due")
         self.asked[step, part] = rows
-        if self._is_due((step, part)) or self._goes_ahead(step):
+        if self._is_due((step, part)):
             self._send_lookups((step, part))
 
     def rows(self, step: int, part: int) -> dict[int, list[Floats]] | None:
@@ -349,15 +348,9 @@ class TrainerMachine(Machine):
         """
         return part[0] <= self.pushed + 1 or bool(self.rebuilding)
 
-    def _goes_ahead(self, step: int) -> bool:
-        """Whether lookups of a step leave as soon as they are asked for: rows have to be decoded
-        first, or some of them can come early.
-        """
-        return self.job.early_answers or bool(self.rebuilding)
-
     def _send_due_lookups(self) -> None:
         for part in sorted(self.asked):
-            if self._is_due(part) or self._goes_ahead(part[0]):
+            if self._is_due(part):
                 self._send_lookups(part)
 
     def _send_lookups(self, part: Part, places: Sequence[int] | None = None) -> None:
@@ -386,8 +379,9 @@ class TrainerMachine(Machine):
             if not self._live():
                 return
             self.pushed += 1
-            for part in sorted(self.asked):  # first: then the answer is the vote, too
-                if part[0] == self.pushed + 1 and not self._goes_ahead(part[0]):
+            # First: then the answer is the vote, too, and some rows may come while gradients leave.
+            for part in sorted(self.asked):
+                if part[0] == self.pushed + 1 and not self.rebuilding:
                     self._send_lookups(part)
             self._send_pushes(self.pushed, range(self.job.servers))
             if self.pushed not in self.reduction.sums:
