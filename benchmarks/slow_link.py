@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from benchmarks import alternating
 from benchmarks.alternating import BLOCK_STEPS, is_on
-from planaria.cluster import launcher
+from planaria.cluster import nursery
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import JobEvent, Watcher
 from planaria.cluster.run import JobRun
@@ -179,7 +179,7 @@ def spread_processes(given: argparse.Namespace) -> None:
         "esac\n"
     )
     python.chmod(0o755)
-    launcher.IMPORTS = {}  # who is forked is where its parent is
+    nursery.IMPORTS.clear()  # who is forked is where its parent is
     sys.executable = str(python)
 
 
