@@ -112,6 +112,7 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
             "transport": draw(st.sampled_from(["ipc", "tcp"])),
             "host": draw(st.sampled_from(["127.0.0.1", "::1", "node-7.rack_2", "10.0.0.1"])),
             "encryption": draw(st.sampled_from(["auto", "on", "off"])),
+            "early_answers": draw(st.sampled_from(["on", "off"])),
             "heartbeat_ms": heartbeat,
             "heartbeat_limit_ms": draw(st.integers(heartbeat + 1, 10**7)),
             "retry_ms": draw(st.integers(1, 999)),
@@ -249,7 +250,7 @@ def is_right(path: str, value: object) -> bool:
             return isinstance(value, str) and value.isidentifier() and value.isascii()
         case "data.path" | "data.schema" | "checkpoint.path":
             return value is None or (isinstance(value, str) and value != "")
-        case "cluster.encryption" | "script.resume" | "data.shuffle":
+        case "cluster.encryption" | "cluster.early_answers" | "script.resume" | "data.shuffle":
             return isinstance(value, bool)
         case "reproducible":
             return value is False

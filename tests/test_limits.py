@@ -36,6 +36,7 @@ from planaria.wire.messages import (
     DenseCopy,
     DenseGradient,
     DenseSum,
+    Early,
     Hello,
     Install,
     Lookup,
@@ -96,9 +97,10 @@ def legal_messages(config: Config) -> Iterator[Message]:
                 weights = np.ones((len(index), dim), np.float32)
                 common: dict[str, Any] = {"view": NO_VIEW, "step": 1}
                 yield Lookup(**common, rank=rank, part=0, indices=[index])
-                yield Answer(
-                    **common, place=place, part=0, protected=0, whole=True, weights=[weights]
-                )
+                bits = np.packbits(np.ones(len(index), np.bool_))
+                both: dict[str, Any] = {"place": place, "part": 0, "weights": [weights]}
+                yield Answer(**common, **both, protected=0, whole=True, which=[bits])
+                yield Early(**common, **both, which=[bits])
                 if samples == config.batch:
                     yield Push(**common, rank=rank, indices=[index], gradients=[weights], lrs=[0.1])
                     contributions[place].append((index, weights))
@@ -148,7 +150,7 @@ def test_the_limits_are_reached_where_every_row_is_touched() -> None:
         _, _, *arrays = encode(b"token", "", "", message, limits)
         total = sum(array.nbytes for array in arrays)
         sizes[type(message)] = max(sizes.get(type(message), 0), total)
-    assert {Lookup, Answer, Push, Delta, MateRequest, MateReply} == set(sizes)
+    assert {Lookup, Answer, Early, Push, Delta, MateRequest, MateReply} == set(sizes)
     for kind, size in sizes.items():
         # A delta goes to one of several holders, and has its share of the rows alone.
         assert size <= limits.of(kind) <= 3 * size, kind

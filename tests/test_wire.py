@@ -41,7 +41,7 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     list[float]: st.lists(st.floats(allow_nan=False), max_size=3),
     dict[str, str]: st.dictionaries(TEXTS, TEXTS, max_size=3),
 }
-for _array in (Index, Floats, Records):
+for _array in (Index, Floats, Records, Bytes):
     VALUES[list[_array]] = st.lists(VALUES[_array], max_size=3)  # type: ignore[valid-type]
     VALUES[_array | None] = st.none() | VALUES[_array]
 

@@ -105,6 +105,7 @@ class ServerNode(MemberNode):
             rebuild_bytes_per_s=config.rebuild.bytes_per_s,
             scrub_every=config.scrub.every_steps,
             reserve=self._reserve,
+            early_answers=config.cluster.early_answers == "on",
             partial=config.survival.partial,
             on_progress=self._on_progress,
         )
@@ -128,6 +129,8 @@ class ServerNode(MemberNode):
         self._told_in = NO_VIEW  # the view in which it told what it holds
         self._applied, self._applied_at = 0, 0.0  # the last step seen, and when
         self._send_at = self._look_at = 0.0  # when its deltas are sent, and those of others read
+        # Where steps wait for the network, votes are what they wait for in the end.
+        self._pause_share = 0.0 if job.early_answers else PAUSE_SHARE
         self._mates_at = -math.inf  # when others last wanted records of it
         self._trace(files)
         self.line.tell(Ready())
@@ -246,7 +249,7 @@ class ServerNode(MemberNode):
         """
         server, now = self.server, time.monotonic()
         if self._applied != server.step:
-            pause_s = min(PAUSE_SHARE * (now - self._applied_at), MAX_PAUSE_S)
+            pause_s = min(self._pause_share * (now - self._applied_at), MAX_PAUSE_S)
             self._applied, self._applied_at = server.step, now
             self._send_at, self._look_at = now + pause_s, now + 2 * pause_s
         if server.unsent and not server.frozen() and now >= self._send_at:

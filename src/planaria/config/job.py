@@ -101,6 +101,7 @@ class ClusterConfig:
     transport: Annotated[str, choice("ipc", "tcp")] = "ipc"
     host: Annotated[str, text("a host name or IP address", r"[A-Za-z0-9._:%-]+")] = "127.0.0.1"
     encryption: Annotated[str, choice("auto", "on", "off")] = "auto"
+    early_answers: Annotated[str, choice("off", "on")] = "off"
     heartbeat_ms: Annotated[int, MILLISECONDS] = 200
     heartbeat_limit_ms: Annotated[int, MILLISECONDS] = 2000
     retry_ms: Annotated[int, MILLISECONDS] = 500

@@ -16,6 +16,7 @@ Index: TypeAlias = NDArray[np.int64]
 """Record numbers, rows, ids, offsets or counts: int64[n]."""
 Floats: TypeAlias = NDArray[np.float32]
 Bytes: TypeAlias = NDArray[np.uint8]
+Mask: TypeAlias = NDArray[np.bool_]
 Keys: TypeAlias = NDArray[np.uint64]
 
 NO_ROW = np.uint64(0xFFFFFFFFFFFFFFFF)

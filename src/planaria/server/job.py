@@ -30,4 +30,5 @@ class ServerJob:
     rebuild_priority: str = "redundancy"  # see planaria.server.pace
     on_progress: Callable[[], None] = nothing  # called now and then while records are filled
     reserve: Reserve | None = None  # memory of a spare
+    early_answers: bool = False  # rows that a step will hardly change leave before it
     partial: bool = False  # a replacement's records come from a save, not from its stripe-mates

@@ -14,6 +14,7 @@ import numpy as np
 
 from planaria.errors import PlanariaError, StepError
 from planaria.kernels.types import Floats, Index
+from planaria.server.early import EarlyRows, LookupKey, chosen, packed
 from planaria.server.job import ServerJob
 from planaria.server.keeping import KeptCopies
 from planaria.server.rebuilding import Rebuilder, ScrubRound, read_for_mate
@@ -41,9 +42,6 @@ from planaria.wire.messages import (
     Vote,
 )
 
-LookupKey = tuple[int, int, int]
-"""Step, rank, and which part of that trainer's step."""
-
 
 class ServerMachine(Machine):
     """One server. `fresh_place`: it starts the job with its records initialised, at step 0.
@@ -68,6 +66,7 @@ class ServerMachine(Machine):
         self.rebuilder: Rebuilder | None = None
         self.pushes: dict[int, dict[int, Push]] = {}  # step -> rank
         self.lookups: dict[LookupKey, tuple[Member, Lookup]] = {}
+        self.early: EarlyRows | None = None
         self.dense = KeptCopies(job.keepers)
         self.last: int | None = None  # the last step of the job, once a trainer has said so
         self.voted = 0  # the step up to which the trainers were told that all is held here
@@ -119,6 +118,7 @@ class ServerMachine(Machine):
             on_progress=job.on_progress,
             reserve=job.reserve,
         )
+        self.early = EarlyRows(self.store) if job.early_answers else None
         self.holders = self.store.holders
         self.rebuilder = Rebuilder(self.store, job)
 
@@ -150,6 +150,8 @@ class ServerMachine(Machine):
         assert self.rebuilder
         self.pushes.clear()  # rule 11
         self.lookups.clear()
+        if self.early:
+            self.early.sent.clear()
         self.voted = new.committed  # rule 10
         later = range(new.committed + 1, self.store.step + 1)
         self.unsent = list(later) if self.holders else []
@@ -339,6 +341,8 @@ class ServerMachine(Machine):
         for key in sorted([key for key in self.lookups if key[0] <= due]):
             self._answer(key)
         self._vote()
+        if self.early and was_whole and self.protected == self.step:  # what is waited for is out
+            self.outbox += self.early.take(self.lookups, self.view)
         if was_whole and not self.rebuilder.scrubbing:
             return
         self.outbox += self.rebuilder.take_requests(self.view, self._committed_here())
@@ -421,8 +425,10 @@ class ServerMachine(Machine):
         as_of = lookup.step - 1
         if self._missing([lookup.indices]) or self.store.step < as_of:
             return
+        which = self.early.rest(key, lookup) if self.early else []
         weights = [
-            self.store.lookup(arena, index, as_of) for arena, index in enumerate(lookup.indices)
+            self.store.lookup(arena, index, as_of)
+            for arena, index in enumerate(chosen(lookup.indices, which))
         ]
         del self.lookups[key]
         answer = Answer(
@@ -433,6 +439,7 @@ class ServerMachine(Machine):
             protected=self.protected,
             whole=self.whole,
             weights=weights,
+            which=packed(which),
         )
         self.send(sender, answer)
 

@@ -95,8 +95,9 @@ def schedule(seed: int, **overrides: Any) -> Schedule:
     faults = Faults(draw.randint(1, 5), drop=drop, duplicate=drop)
     drawn = Schedule(seed, job, faults, draw.choice((0, 1, 2)), draw.choice(list(NETWORKS)))
     started, tables = draw.choice(STARTS), draw.choice(TABLES)
+    early = draw.choice((False, True))
     started = overrides.pop("restored_at", started)
-    drawn = _overridden(drawn, {"tables": tables, **overrides})
+    drawn = _overridden(drawn, {"tables": tables, "early_answers": early, **overrides})
     steps = started + drawn.job.steps
     return replace(drawn, job=replace(drawn.job, restored_at=started, steps=steps))
 

@@ -46,6 +46,7 @@ class ToyJob:
     seed: int = 1
     optimizer: Optimizer = field(default_factory=lambda: Optimizer("adagrad", lr=0.1))
     keep_steps: int = 2
+    early_answers: bool = False
     restored_at: int = 0  # if set: everybody starts from a checkpoint of that step
 
     @property
@@ -78,6 +79,7 @@ class ToyJob:
             rebuild_chunk=self.rebuild_chunk,
             rebuild_jobs=1,
             rebuild_priority=self.rebuild_priority,
+            early_answers=self.early_answers,
         )
 
     def trainer_job(self, retry_s: float) -> TrainerJob:

@@ -24,6 +24,7 @@ import numpy as np
 from planaria.dense import KEEP, DenseCopies
 from planaria.errors import StepError
 from planaria.kernels.types import Bytes, Floats, Index
+from planaria.trainer.early import EarlyParts, Part
 from planaria.trainer.reducing import Reduction
 from planaria.wire.machine import COORDINATOR, Machine
 from planaria.wire.messages import (
@@ -33,6 +34,7 @@ from planaria.wire.messages import (
     DenseGradient,
     DenseRequest,
     DenseSum,
+    Early,
     Install,
     Installed,
     Lacks,
@@ -58,8 +60,6 @@ RowsByPlace = Mapping[int, Sequence[Index]]
 """Per place, per arena: record numbers."""
 GradientsByPlace = Mapping[int, Sequence[Floats]]
 """Per place, per arena: gradients [n, dim] of those records."""
-Part = tuple[int, int]
-"""A lookup of this trainer: its step, and which one of that step it is."""
 LAST_PART = -1
 """Of the lookup that ends the job. No other has it, so no late answer to another is taken for one
 to this, which a server may not have received."""
@@ -92,7 +92,8 @@ class TrainerMachine(Machine):
         self.step = dense.step + 1  # the step to be computed next
         self.last: int | None = None  # the last step, once the driver has none after it
         self.asked: dict[Part, RowsByPlace] = {}  # whose rows the driver has not taken
-        self.answers: dict[Part, dict[int, Answer]] = {}
+        self.answers: dict[Part, dict[int, list[Floats]]] = {}  # per place and arena
+        self.early = EarlyParts()
         self.protected = [0] * job.servers  # by place: the last step that it has voted for
         self.pushed = 0  # the last step whose gradients were sent in this view
         self.pushes: dict[int, Gradients] = {}
@@ -128,7 +129,8 @@ class TrainerMachine(Machine):
         if len(answers) < self.job.servers:
             return None
         del self.asked[step, part], self.answers[step, part]
-        return {place: answers[place].weights for place in range(self.job.servers)}
+        self.early.forget((step, part))
+        return {place: answers[place] for place in range(self.job.servers)}
 
     def give_gradients(
         self,
@@ -166,6 +168,7 @@ class TrainerMachine(Machine):
             self.last = self.dense.step
             self.asked.clear()
             self.answers.clear()
+            self.early.clear()
             empty = [np.zeros(0, np.int64) for _ in self.job.dims]
             self.ask(self.step, LAST_PART, dict.fromkeys(range(self.job.servers), empty))
 
@@ -188,6 +191,7 @@ class TrainerMachine(Machine):
         if old is None and not self.blank and self.dense.step != new.committed:
             self._start_blank()
         self.answers.clear()
+        self.early.clear()
         self.protected = [new.committed] * self.job.servers
         self.pushed = new.committed
         self.rebuilding = set(new.rebuilding)
@@ -220,11 +224,10 @@ class TrainerMachine(Machine):
 
     def on_message(self, sender: Member, message: Message) -> None:
         match message:
-            case Answer() if self._fits(message):
-                self.answers.setdefault((message.step, message.part), {})[message.place] = message
-                if message.whole:
-                    self.rebuilding.discard(message.place)
-                self._on_vote(message.place, message.protected)
+            case Answer() if self._is_wanted(message):
+                self._on_answer(message)
+            case Early() if self._is_wanted(message):
+                self._on_early(message)
             case Vote() if 0 <= message.place < self.job.servers:
                 self._on_vote(message.place, message.protected)
             case Lacks() if 0 <= message.place < self.job.servers and not self.blank:
@@ -274,14 +277,37 @@ class TrainerMachine(Machine):
         if state is not None:
             self.send(to, DenseCopy(view=self.view, step=as_of, state=state))
 
-    def _fits(self, answer: Answer) -> bool:
-        """Whether the answer has the rows that were asked for, and are still wanted."""
-        asked = self.asked.get((answer.step, answer.part))
-        if asked is None or not 0 <= answer.place < self.job.servers:
-            return False
-        of = zip(asked[answer.place], self.job.dims, strict=True)
-        wanted = [(len(index), dim) for index, dim in of]
-        return [weights.shape for weights in answer.weights] == wanted
+    def _is_wanted(self, message: Answer | Early) -> bool:
+        """Whether rows of that lookup and place are."""
+        asked = (message.step, message.part) in self.asked
+        return asked and 0 <= message.place < self.job.servers
+
+    def _on_answer(self, answer: Answer) -> None:
+        part, place = (answer.step, answer.part), answer.place
+        wanted = self._shapes(part, place)
+        if answer.which:
+            whole = self.early.complete(part, place, answer, wanted)
+            if whole is None and place not in self.answers.get(part, {}):
+                self._send_lookups(part, [place])  # what came early was lost: all of it, please
+        elif [weights.shape for weights in answer.weights] == wanted:
+            whole = answer.weights
+        else:
+            return
+        if whole is not None:
+            self.answers.setdefault(part, {})[place] = whole
+            if answer.whole:
+                self.rebuilding.discard(place)
+        self._on_vote(place, answer.protected)
+
+    def _on_early(self, early: Early) -> None:
+        part, place = (early.step, early.part), early.place
+        if place not in self.answers.get(part, {}):
+            self.early.put(part, place, early, self._shapes(part, place))
+
+    def _shapes(self, part: Part, place: int) -> list[tuple[int, int]]:
+        """Of the rows that were asked for, per arena."""
+        of = zip(self.asked[part][place], self.job.dims, strict=True)
+        return [(len(index), dim) for index, dim in of]
 
     def _start_at(self, copy: DenseCopy) -> None:
         if self.install is None or copy.step != self.install.committed:
@@ -354,7 +380,8 @@ class TrainerMachine(Machine):
             if not self._live():
                 return
             self.pushed += 1
-            for part in sorted(self.asked):  # first: then the answer is the vote, too
+            # First: then the answer is the vote, too, and some rows may come while gradients leave.
+            for part in sorted(self.asked):
                 if part[0] == self.pushed + 1 and not self.rebuilding:
                     self._send_lookups(part)
             self._send_pushes(self.pushed, range(self.job.servers))

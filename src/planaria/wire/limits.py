@@ -19,6 +19,7 @@ from planaria.wire.messages import (
     DenseCopy,
     DenseGradient,
     DenseSum,
+    Early,
     Lookup,
     MateReply,
     MateRequest,
@@ -60,7 +61,7 @@ class Limits:
         """What the processes of a job may say to each other."""
         arenas = config.arenas
         exact: dict[type[Any], int] = dict.fromkeys(
-            (Lookup, Answer, Push, Delta, MateRequest, MateReply), 0
+            (Lookup, Answer, Early, Push, Delta, MateRequest, MateReply), 0
         )
         for arena in arenas:
             for kind, size in _of_arena(config, arena).items():
@@ -97,10 +98,11 @@ def _of_arena(config: Config, arena: Arena) -> dict[type[Any], int]:
     # A place has one mate of each record at most, and is asked for what a lookup wants or for a
     # piece of the sweep.
     decoded = min(max(named, config.rebuild.chunk), records)
-    weights, record, number = 4 * arena.dim, 4 * arena.words, 8
+    weights, record, number, bits = 4 * arena.dim, 4 * arena.words, 8, -(-named // 8)
     return {
         Lookup: named * number,
-        Answer: named * weights,
+        Answer: named * weights + bits,
+        Early: named * weights + bits,
         Push: named * (number + weights),
         Delta: touched * (number + record),
         MateRequest: decoded * number,

@@ -66,6 +66,19 @@ class Answer(Message):
     protected: int
     whole: bool  # whether the sender is: none of its records is still to be decoded
     weights: list[Floats]  # per arena: float32[n, dim]
+    which: list[Bytes] = []  # if any: per arena, bits; which of the rows. The others came early
+
+
+class Early(Message):
+    """Some rows of a lookup, as of step - 2. The answer brings the others, and again those of these
+    that step - 1 changes.
+    """
+
+    place: int
+    step: int
+    part: int
+    which: list[Bytes]  # per arena, bits: which of the rows that were asked for
+    weights: list[Floats]  # per arena: float32[n, dim]
 
 
 class Vote(Message):
@@ -273,6 +286,7 @@ class Spawn(Message):
 AnyMessage: TypeAlias = (
     Lookup
     | Answer
+    | Early
     | Vote
     | Push
     | Ask
