@@ -2,9 +2,9 @@
 
 Rebuilding takes cores, memory and network from training, on whatever machines the mates are. How
 much that hurts shows in one figure that every server sees: how long a step takes, against how long
-it took before the loss. So a paced sweep works for a share of the time. The share halves when steps
-take longer than training can bear, and grows by half as long as they do not. Where they take long
-although the sweep hardly works, something else is to blame, and that is how long a step takes now.
+it took before the loss. So a paced sweep works for a share of the time, which shrinks when steps
+take longer than training can bear, and grows as long as they do not. Where they take long although
+the sweep hardly works, something else is to blame, and that is how long a step takes now.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import math
 
 PRIORITIES = ("training", "balanced", "redundancy")
 KEPT_SPEED = 0.9  # that training keeps while it is paced for
-FIRST_SHARE, LEAST_SHARE = 0.25, 1 / 16
-GROWS, SHRINKS = 1.5, 0.5
+FIRST_SHARE, LEAST_SHARE = 0.5, 1 / 16
+GROWS, SHRINKS = 1.5, 0.6
 BLAMELESS = 3  # slow steps at the least share, before another cause is looked for
 NEWEST = 0.5  # the weight of the newest step: single ones scatter
 
