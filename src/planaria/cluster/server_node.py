@@ -228,9 +228,10 @@ class ServerNode(MemberNode):
         self.post(self.server.sweep())
         if self._reserve is not None:
             return self._warm(self._reserve)
-        wait_ms = self._protect()
-        rests_s = self.server.rebuilder.rests_s if self.server.rebuilder else 0.0
-        return min(wait_ms, math.ceil(rests_s * 1000)) if rests_s else wait_ms
+        wait_ms, rebuilder = self._protect(), self.server.rebuilder
+        if rebuilder is None or self.server.whole or not rebuilder.rests_s:
+            return wait_ms
+        return min(wait_ms, math.ceil(rebuilder.rests_s * 1000))
 
     def _warm(self, reserve: Reserve) -> int:
         """A spare gets ready, for half of the time at most: others have work to do."""

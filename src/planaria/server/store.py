@@ -366,10 +366,12 @@ class Store:
         else:
             self._check_enters(as_of)
         if 2 * len(missing) >= len(values):  # all of it, but for the few that are there already
-            there = np.setdiff1d(np.arange(len(values)), missing - first, assume_unique=True)
-            kept = kernels.gather(store.records, there + first)
+            is_there = np.ones(len(values), np.bool_)
+            is_there[missing - first] = False
+            there = np.flatnonzero(is_there) + first
+            kept = kernels.gather(store.records, there)
             store.records[first : first + len(values)] = values
-            kernels.scatter(store.records, there + first, kept)
+            kernels.scatter(store.records, there, kept)
         else:
             kernels.scatter(store.records, missing, kernels.gather(values, missing - first))
         store.set_valid(missing)
