@@ -82,6 +82,9 @@ class Job:
         self._replicas = Replicas()
         self._client: Client | None = None
         self._now: _Step | None = None
+        # Numbers of lookups, beside those that go ahead. What is looked up after the gradients of
+        # a step is of the next step, too, and no two lookups of a step may share one.
+        self._parts = count(1)
         self._accumulating = False
         self._losses: deque[float] = deque(maxlen=LOSSES_KEPT)
         self._has_left = False  # the loop, before its end
@@ -445,7 +448,7 @@ class Job:
         now = self._in_step("forward")
         routed = self._router.route(rows)
         step = now.step + 1 if now.pushed else now.step
-        part = next(now.parts)
+        part = next(self._parts)
         self._client.ask(step, part, routed.rows)
         return routed.gather(self._client.rows(step, part))
 
@@ -476,7 +479,6 @@ class _Step:
         self.backwards = 0
         self.called = False  # the end of a backward is waited for
         self.pushed = False  # its gradients have left
-        self.parts = count(1)  # numbers of lookups, beside the one that went ahead
         self.rows: list[int] = []  # of those gradients, by place
         self.figures: tuple[float | None, ...] = (None, None, None)
 
