@@ -22,7 +22,7 @@ NEWEST = 0.5  # the weight of the newest step: single ones scatter
 def is_paced(priority: str, r: int, lost: int) -> bool:
     """Whether training comes before redundancy. lost: places that are not whole.
 
-    Balanced: as long as one more loss can be borne. Then nothing is as urgent as an end of that.
+    Balanced: as long as one more loss can be borne. When none can, nothing is as urgent.
     """
     return priority == "training" or (priority == "balanced" and lost < r)
 
