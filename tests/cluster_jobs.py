@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from planaria.cluster.attempt import Attempt
-from planaria.cluster.events import Exited, JobEvent, Watcher
+from planaria.cluster.events import Exited, JobEvent, Observer, Watcher
 from planaria.cluster.reporting import Progress
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption
 from planaria.cluster.run import JobRun
@@ -163,10 +163,11 @@ class BeatenRun:
         on_event: OnEvent = lambda processes, event: None,
         start: Resumption = FROM_THE_BEGINNING,
         scripts: Scripts | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         """replacements: so many are killed as soon as the view names them, while they rebuild."""
         self.beating = Beating(plan, replacements, on_event)
-        observers = [self.beating]
+        observers = [self.beating, *observers]
         self.job = JobRun(config, schedule, start=start, observers=observers, scripts=scripts)
         self.config = config
 
