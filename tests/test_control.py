@@ -13,6 +13,7 @@ import pytest
 from planaria.config import Config
 from planaria.control import supervising
 from planaria.control.rolling_back import RollBackMachine
+from planaria.control.saving import Pending, SaveMachine
 from planaria.control.supervising import Child, Ended, Kill, SupervisorMachine
 from planaria.simulator.control import ControlWorld
 from planaria.simulator.control_campaigns import StrikesAt, run_control_seed
@@ -117,6 +118,17 @@ class RollsBackToAnything(RollBackMachine):
         return back and back - 1
 
 
+class PublishesWhatItHas(SaveMachine):
+    """A part that has failed is passed over."""
+
+    def _close_if_all_have_spoken(self, step: int, pending: Pending, now: float) -> None:
+        if pending.parts and pending.parts.keys() | pending.problems.keys() >= self._places:
+            self._complete[step] = self._pending.pop(step)
+            self._publish_next(now)
+        else:
+            super()._close_if_all_have_spoken(step, pending, now)
+
+
 CONTROLS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"supervisor_class": OrdersOnce}, ("kill coordinator",)),
     ({"supervisor_class": NeverWatchesTheCoordinator}, ("freeze coordinator", "kill")),
@@ -125,6 +137,7 @@ CONTROLS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"supervisor_class": NeverStartsSparesAgain}, ("stillborn", "kill")),
     ({"rolling_back_class": RollsBackForEver}, ("stubborn error",)),
     ({"rolling_back_class": RollsBackToAnything}, ("kill",)),
+    ({"saves_class": PublishesWhatItHas}, ("failing disk",)),
 ]
 
 

@@ -123,7 +123,7 @@ def test_a_stock_state_dict_becomes_step_0_of_a_job(tmp_path: Path, ending: str)
     assert (found.step, found.manifest.dense_parts) == (0, [])
     np.testing.assert_array_equal(records(found)[:, :4], model.rows[0][:, :4])
     config, _ = load_saved([f"checkpoint.path={tmp_path / 'new'}"])
-    assert read_dense(config, 0) is None
+    assert read_dense(config, found.job, 0) is None
 
 
 def test_a_dense_part_in_a_state_dict_is_taken_and_its_optimizer_is_fresh(tmp_path: Path) -> None:

@@ -44,6 +44,22 @@ def test_a_step_that_is_the_last_possible_one_is_not_tried_at_another(tmp_path: 
     assert (saves.save_at, saves.saved_now) == (9, False)
 
 
+def test_a_job_that_is_left_after_its_last_step_waits_for_the_save_of_that(tmp_path: Path) -> None:
+    """It evaluates, so no step comes; to leave then was to say that nothing could be saved."""
+    job = config(tmp_path)
+    saves = SaveMachine(job, 0, 0.0)
+    for step in range(1, job.steps + 1):
+        saves.on_step(step, step / 10)
+    saves.tick(job.steps / 10 + 60)
+    saves.save_now()
+    saves.tick(job.steps / 10 + 61)
+    assert (saves.save_at, saves.saved_now) == (job.steps, None)
+    for one in saved_by_all(job, job.steps).told:
+        pass_on(saves, one)
+    saves.on_published(job.steps, 100.0)
+    assert saves.saved_now is True
+
+
 def test_what_the_disk_never_publishes_is_reported_as_not_saved(tmp_path: Path) -> None:
     job = config(tmp_path)
     saves = SaveMachine(job, 0, 0.0)

@@ -286,6 +286,7 @@ class Attempt:
                 self._compare(member, what.fingerprint)
             case StepDone():
                 self.losses.on_step(what)
+                self._leave_by = now + self.config.checkpoint.stall_s  # steps may be slow
                 if what.rank == 0:
                     self.saves.on_step(what.step, now)
             case Viewed():

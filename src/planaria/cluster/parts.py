@@ -29,7 +29,7 @@ from planaria.checkpoints import (
 )
 from planaria.cluster.files import Beginning
 from planaria.config import Config
-from planaria.errors import DamagedCheckpoint, PlanariaError
+from planaria.errors import CheckpointError, DamagedCheckpoint, PlanariaError
 from planaria.kernels.types import Bytes
 from planaria.server.changed import ChangedRows
 from planaria.server.priorities import Priorities
@@ -363,14 +363,29 @@ class SavedDense:
         pass
 
 
+def open_own(config: Config, job: str, step: int) -> Checkpoint:
+    """A checkpoint of this job's; another's in its folder would be trained on in silence."""
+    assert config.checkpoint.path is not None
+    found = Checkpoint(config.checkpoint.path, step)
+    if found.job != job:
+        raise CheckpointError(
+            f"step {step} in {config.checkpoint.path} was saved by job {found.job}, and this is "
+            f"{job}; give each job a checkpoint.path of its own"
+        )
+    return found
+
+
 def restore_records(
-    config: Config, step: int, store: Store, on_progress: Callable[[], None] = lambda: None
+    config: Config,
+    job: str,
+    step: int,
+    store: Store,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> None:
     """Fills a blank store of that step, data and parity, whatever layout was saved."""
-    assert config.checkpoint.path is not None
     arenas = [arena.arena for arena in store.arenas]
     out = [arena.records for arena in store.arenas]
-    found = Checkpoint(config.checkpoint.path, step)
+    found = open_own(config, job, step)
     restore(found, arenas, store.layout, store.place, out, on_progress)
     store.set_all_valid()
 
@@ -392,7 +407,7 @@ def reload_records(
         before = store.step + 1
         while found := latest(config.checkpoint.path, before=before, job=job).checkpoint:
             try:
-                restore_records(config, found.step, store, on_progress)
+                restore_records(config, job, found.step, store, on_progress)
             except DamagedCheckpoint:
                 before = found.step
             else:
@@ -408,8 +423,7 @@ def reload_records(
     return 0
 
 
-def read_dense(config: Config, step: int) -> Bytes | None:
+def read_dense(config: Config, job: str, step: int) -> Bytes | None:
     """What `SavedDense` wrote; None of a model that was imported without a dense part."""
-    assert config.checkpoint.path is not None
-    found = Checkpoint(config.checkpoint.path, step).dense()
+    found = open_own(config, job, step).dense()
     return found[DENSE_NAME].view(np.uint8) if DENSE_NAME in found else None

@@ -115,7 +115,7 @@ class ServerNode(MemberNode):
         self.server = ServerMachine(member, job, fresh_place=place, restored_at=at)
         self.machine = self.server
         if restores and self.server.store is not None:
-            restore_records(config, start, self.server.store, self._on_progress)
+            restore_records(config, beginning.job, start, self.server.store, self._on_progress)
         self.saver = PartSaver(config, self.line.tell, start, files.job(), job.arenas)
         self.updates = UpdateCount()
         self.priorities: Priorities | None = None

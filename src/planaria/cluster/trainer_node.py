@@ -64,8 +64,8 @@ class TrainerNode(MemberNode):
         self._digest, self._loss = digest, loss
         dense = DenseCopies()
         if rank is not None:
-            start = self.beginning.step
-            saved = read_dense(config, start) if self.beginning.restores else None
+            job_id, start = self.beginning.job, self.beginning.step
+            saved = read_dense(config, job_id, start) if self.beginning.restores else None
             dense.put(start, state if saved is None else saved)
         job = TrainerJob(
             config.servers,

@@ -37,6 +37,11 @@ class Ahead:
     def on_step(self, step: int, at: float) -> None:
         self._steps.append((step, at))
 
+    @property
+    def last(self) -> int:
+        """The last step that is done, as far as is known."""
+        return self._steps[-1][0] if self._steps else 0
+
     def next(self, now: float, margin: int = 1) -> int | None:
         """None while the time of a step is not known, or no step comes."""
         if len(self._steps) < STEPS_SEEN:

@@ -158,7 +158,9 @@ class SaveMachine:
             self.save_all = False
         if self.save_all:
             return
-        if self._tries:
+        if self._tries and self._ahead.last >= self.config.steps:  # saved in any case
+            self.save_at, self.save_all = self.config.steps, True
+        elif self._tries:
             margin = FURTHER ** (TRIES - self._tries)
             if (step := self._ahead.next(now, margin)) is not None:
                 self.save_at = min(step, self.config.steps)
@@ -317,7 +319,7 @@ class SaveMachine:
             # It was published while all rolled back: nobody will tell of it, and it is there.
             whole = {"step": start, "base": [], "rows": "all", "seconds": 0.0, "blocked_s": 0.0}
             kept.append({**whole, "bytes": 0})
-        saves = SaveMachine(config, start, now, published=kept, pace=self.pace)
+        saves = type(self)(config, start, now, published=kept, pace=self.pace)
         saves.extra = self.extra
         return saves
 

@@ -16,6 +16,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from planaria.checkpoints import DENSE
 from planaria.config import Config
 from planaria.control.rolling_back import RollBackMachine
 from planaria.control.saving import Discard, Publish, SaveMachine
@@ -462,6 +463,8 @@ class ControlWorld:
     def _do(self, work: Any, generation: int) -> None:
         """The archive's work. What was begun before all rolled back counts all the same."""
         if isinstance(work, Publish):
+            if {part.place for part in work.parts} != {DENSE, *self.config.layout.places}:
+                raise Broken(f"step {work.step} is published without all of its parts")
             fails = self.now < self.disk_fails_until
             if not fails:
                 self.on_disk.add(work.step)
