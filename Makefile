@@ -64,7 +64,7 @@ sanitize: $(DEV_INSTALLED)
 	    tests/test_kernels.py tests/test_arguments.py tests/test_codes.py \
 	    tests/test_optimizers.py tests/test_initialisation.py tests/test_streaming.py \
 	    tests/test_saves_kernels.py tests/test_saves_arguments.py tests/test_marks.py \
-	    tests/test_parity_kernels.py
+	    tests/test_parity_kernels.py tests/test_interactions.py
 
 # Native code is built by the install, so a change to it installs again; Python code is used in
 # place.

@@ -8,6 +8,9 @@
 namespace planaria {
 namespace {
 
+// Samples whose vectors are multiplied: each is worth many rows.
+constexpr size_t samples_grain = 64;
+
 size_t dedup(Index ids, IndexOut unique, IndexOut inverse) {
     const size_t n = ids.shape(0);
     require(unique.shape(0) >= n && inverse.shape(0) == n, "outputs do not fit the ids");
@@ -131,6 +134,40 @@ void weight_backward(Floats grads, Floats values, Index index, Index offsets, In
     });
 }
 
+Vectors make_vectors(const std::optional<Floats>& first, const Array<const float, 3>& rest,
+                     size_t samples, size_t width) {
+    const size_t count = rest.shape(1) + first.has_value(), dim = rest.shape(2);
+    require(samples == rest.shape(0) && (!first || first->shape(0) == samples),
+            "there must be as many samples of each");
+    require(!first || first->shape(1) == dim, "all vectors must have one size");
+    require(count > 0 && width == (first ? dim : 0) + count * (count - 1) / 2,
+            "a sample's products, behind its first vector, are one for each pair");
+    return {first ? first->data() : nullptr, rest.data(), rest.shape(1), dim};
+}
+
+void interact(std::optional<Floats> first, Array<const float, 3> rest, FloatsOut out) {
+    const Vectors vectors = make_vectors(first, rest, out.shape(0), out.shape(1));
+    nb::gil_scoped_release release;
+    parallel(out.shape(0), samples_grain, [&](size_t begin, size_t end) {
+        kernels().interact(vectors, out.data(), begin, end);
+    });
+}
+
+void interact_backward(Floats grads, std::optional<Floats> first, Array<const float, 3> rest,
+                       std::optional<FloatsOut> of_first, Array<float, 3> of_rest) {
+    const Vectors vectors = make_vectors(first, rest, grads.shape(0), grads.shape(1));
+    require(of_first.has_value() == first.has_value(), "the first vector needs a gradient");
+    require(!first || (of_first->shape(0) == first->shape(0) && of_first->shape(1) == vectors.dim),
+            "of_first does not fit first");
+    for (size_t at = 0; at < 3; ++at)
+        require(of_rest.shape(at) == rest.shape(at), "of_rest does not fit rest");
+    float* to_first = of_first ? of_first->data() : nullptr;
+    nb::gil_scoped_release release;
+    parallel(grads.shape(0), samples_grain, [&](size_t begin, size_t end) {
+        kernels().interact_backward(vectors, grads.data(), to_first, of_rest.data(), begin, end);
+    });
+}
+
 void check_features(const Features& features, size_t n_keys) {
     int64_t first_row = 0, behind = 0;
     for (size_t f = 0; f < features.n; ++f) {
@@ -179,6 +216,9 @@ void bind_trainer(nb::module_& m) {
           nb::arg("weights").none(), nb::arg("poolings"), nb::arg("columns"), nb::arg("out"));
     m.def("weight_backward", &weight_backward);
     m.def("number_bags", &number_bags);
+    m.def("interact", &interact, nb::arg("first").none(), nb::arg("rest"), nb::arg("out"));
+    m.def("interact_backward", &interact_backward, nb::arg("grads"), nb::arg("first").none(),
+          nb::arg("rest"), nb::arg("of_first").none(), nb::arg("of_rest"));
 }
 
 }  // namespace planaria

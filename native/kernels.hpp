@@ -55,6 +55,13 @@ struct Bags {
     size_t samples, width;    // n_bags is features times samples
 };
 
+// The vectors of samples that are multiplied with one another.
+struct Vectors {
+    const float* first;  // [samples, dim], before the others, and a part of the result; or nullptr
+    const float* rest;   // [samples, rest_count, dim]
+    size_t rest_count, dim;
+};
+
 // Words [first, first + width) of a record, which are floats that may lose bits.
 struct Segment {
     size_t first, width;
@@ -111,6 +118,12 @@ struct KernelTable {
     void (*sum_rows)(const float* const* parts, const size_t* part_rows, size_t n_parts,
                      const int64_t* inverse, size_t distinct, size_t dim, float* out, size_t begin,
                      size_t end);
+    // out[s] = the first vector of sample s, if there is one, then the products of its vectors 1
+    // and 0, 2 and 0, 2 and 1, 3 and 0, ...
+    void (*interact)(const Vectors& vectors, float* out, size_t begin, size_t end);
+    // the gradients of all vectors from those of what interact gives
+    void (*interact_backward)(const Vectors& vectors, const float* grads, float* of_first,
+                              float* of_rest, size_t begin, size_t end);
     // the first record in [begin, end) that cannot be quantised, or end
     size_t (*find_unquantisable)(const Packing& packing, const uint32_t* records, size_t begin,
                                  size_t end);

@@ -4,6 +4,7 @@
 #include "crc.hpp"
 #include "digest.hpp"
 #include "distance.hpp"
+#include "interactions.hpp"
 #include "kernels.hpp"
 #include "pooling.hpp"
 #include "quantise.hpp"
@@ -24,6 +25,8 @@ const KernelTable PLANARIA_LEVEL_TABLE = {
     pool_backward,
     weight_backward,
     sum_rows,
+    interact,
+    interact_backward,
     find_unquantisable,
     quantise,
     dequantise,

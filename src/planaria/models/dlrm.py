@@ -10,6 +10,7 @@ from torch import nn
 
 from planaria.errors import ArgumentError
 from planaria.models.parts import SparseModel, check_layer_sizes, mlp, mlp_to_logit
+from planaria.trainer.interaction import interaction
 
 
 class DLRM(SparseModel):
@@ -37,21 +38,12 @@ class DLRM(SparseModel):
             vectors += 1
         if vectors < 2:
             raise ArgumentError("DLRM multiplies pairs; it needs two features or more, or dense")
-        row, column = torch.tril_indices(vectors, vectors, offset=-1)
-        # Of the flattened products: which belong to a pair, each pair once.
-        self.register_buffer("pairs", row * vectors + column, persistent=False)
-        inputs = len(self.pairs) + (dim if dense_in_features else 0)
+        inputs = vectors * (vectors - 1) // 2 + (dim if dense_in_features else 0)
         self.over_arch = mlp_to_logit("over_arch_layer_sizes", inputs, over_arch_layer_sizes)
 
     def forward(self, dense_features: torch.Tensor, sparse_features: Any) -> torch.Tensor:
         """Logits [B]."""
         pooled = self.pooled(dense_features, sparse_features)
         vectors = pooled.unflatten(1, (len(self.feature_dims), -1))  # [B, features, dim]
-        parts = []
-        if self.dense_arch is not None:
-            x = self.dense_arch(dense_features)  # [B, dim]
-            vectors = torch.cat([x.unsqueeze(1), vectors], dim=1)
-            parts.append(x)
-        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
-        parts.append(products.index_select(1, self.pairs))  # [B, vectors * (vectors - 1) / 2]
-        return self.over_arch(torch.cat(parts, dim=1)).squeeze(1)
+        x = None if self.dense_arch is None else self.dense_arch(dense_features)  # [B, dim]
+        return self.over_arch(interaction(x, vectors)).squeeze(1)
