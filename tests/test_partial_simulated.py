@@ -46,6 +46,9 @@ class PartialCoordinator(CoordinatorMachine):
 class Onlooker(Oracle):
     """Gradients follow from what a trainer sees, which may be the rows of a save."""
 
+    def check_rows(self, rank: int, step: int, rows: dict[int, list[Floats]]) -> None:
+        """Nor are those the undisturbed run's."""
+
     def on_compute(
         self, trainer: TrainerMachine, step: int, rows: dict[int, list[Floats]]
     ) -> Batch:

@@ -74,13 +74,17 @@ class Oracle:
         assert trainer.install
         if step <= trainer.install.committed:
             raise Failure(f"rank {trainer.rank} computes committed step {step} again")
-        for place, expected in batch.seen.items():
-            if joined(rows[place]) != expected:
-                raise Failure(f"rank {trainer.rank} got wrong rows of place {place} in step {step}")
+        self.check_rows(trainer.rank, step, rows)
         dense = trainer.dense.as_of(step - 1)
         if dense is None or dense.tobytes() != batch.dense:
             raise Failure(f"rank {trainer.rank} has a wrong dense state in step {step}")
         return batch
+
+    def check_rows(self, rank: int, step: int, rows: dict[int, list[Floats]]) -> None:
+        """Those of a step are as of the step before it."""
+        for place, expected in self.reference.batches[step, rank].seen.items():
+            if joined(rows[place]) != expected:
+                raise Failure(f"rank {rank} got wrong rows of place {place} in step {step}")
 
     def on_pulse(self) -> None:
         """Once the faults are over, redundancy and then the end must come in time."""

@@ -1,7 +1,8 @@
 """The loop of a trainer in a schedule: what a user's thread does, one thing after the other.
 
 It asks for the rows of a step, some steps in two parts, and looks one step ahead; it computes,
-waits for the summed dense gradient, makes the next dense state of it, and in the end finishes.
+waits for the summed dense gradient, makes the next dense state of it, and in the end finishes. Some
+steps are looked at between their gradients and their end, as a user does who evaluates there.
 Computing takes time, in which views may change as often as they like.
 """
 
@@ -19,12 +20,18 @@ from planaria.wire.messages import Member
 if TYPE_CHECKING:
     from planaria.simulator.world import World
 
+EVALUATION = 7  # a part that no training step has
 TAKES_S = (0.0, 0.0, 0.005, 0.05)  # to compute, or to update the dense state
 
 
 def parts_of(step: int, rank: int) -> int:
     """In how many parts a trainer asks for the rows of a step."""
     return 2 if (step + rank) % 3 == 0 else 1
+
+
+def is_evaluated(step: int, rank: int) -> bool:
+    """Whether a trainer looks at rows as they are after a step, before it ends that step."""
+    return (step + rank) % 4 == 0
 
 
 class Driver:
@@ -36,6 +43,7 @@ class Driver:
         self.trainer = trainer
         self.busy = False
         self.taken: list[dict[int, list[Floats]]] = []  # rows of this step, part by part
+        self.evaluated = 0  # the last step that was
 
     def advance(self) -> None:
         trainer = self.trainer
@@ -43,7 +51,7 @@ class Driver:
             return
         step = trainer.step
         if step in trainer.pushes:
-            total = trainer.sum_of(step)
+            total = trainer.sum_of(step) if self._has_evaluated(step) else None
             if total is not None:
                 self._work(self._updated, step, total)
         elif self._has_rows(step):
@@ -85,6 +93,20 @@ class Driver:
             if rows is None:
                 return False
             self.taken.append(rows)
+        return True
+
+    def _has_evaluated(self, step: int) -> bool:
+        """Rows of the next step, asked for once this one's gradients have left."""
+        wanted = (step + 1, EVALUATION)
+        if self.evaluated == step or not is_evaluated(step, self.trainer.rank):
+            return True
+        if wanted not in self.trainer.asked:
+            self.trainer.ask(*wanted, self._batch(step + 1).ids)
+        rows = self.trainer.rows(*wanted)
+        if rows is None:
+            return False
+        self.world.oracle.check_rows(self.trainer.rank, step + 1, rows)
+        self.evaluated = step
         return True
 
     def _ask(self, step: int, part: int) -> None:
