@@ -5,6 +5,7 @@ It runs in a thread of its own; whatever it tells the supervisor goes through `t
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import torch
 
 from planaria import kernels
 from planaria.config import Config
-from planaria.data import Batch, CriteoFile, Source, Synthetic, sample_range
+from planaria.data import Ahead, Batch, CriteoFile, Source, Synthetic, sample_range
 from planaria.data.metrics import RecentQuality
 from planaria.kernels import Parts
 from planaria.kernels.types import Floats, Index
@@ -101,30 +102,43 @@ class Training:
         self.client = client
         self.rank, step, state = client.start()
         self.dense.restore(step, state)
-        ahead: Prepared | None = None
-        while step < self.config.steps:
-            step += 1
-            prepared = ahead or self._ask(step)
-            if prepared is None:
-                return
-            ahead = self._ask(step + 1) if step < self.config.steps else None
-            self._step(step, prepared)
-            if ahead is None and step < self.config.steps:
-                return
-        self._evaluate()
-        client.finish()
+        if self._train(step):
+            self._evaluate()
+            client.finish()
 
-    def _ask(self, step: int) -> Prepared | None:
-        """Reads the samples of a step, and asks for their rows; None if there are too few."""
+    def _train(self, step: int) -> bool:
+        """All steps after this one; False if the samples end before."""
+        last = self.config.steps
+        with contextlib.ExitStack() as stack:
+            samples_of = self._samples_of
+            if self.config.data.source != "synthetic" and step < last:  # those are made in no time
+                samples_of = stack.enter_context(Ahead(self._samples_of, step + 1, last)).get
+            ahead: Prepared | None = None
+            while step < last:
+                step += 1
+                prepared = ahead or self._ask(step, samples_of)
+                if prepared is None:
+                    return False
+                ahead = self._ask(step + 1, samples_of) if step < last else None
+                self._step(step, prepared)
+                if ahead is None and step < last:
+                    return False
+        return True
+
+    def _ask(self, step: int, samples_of: Callable[[int], Prepared | None]) -> Prepared | None:
+        """Asks for the rows of a step's samples; None if there are too few of these."""
+        prepared = samples_of(step)
+        if prepared is None:
+            self.line.tell(DataEnded(step=step, samples=self.source.samples or 0))
+        else:
+            self.client.ask(step, 0, prepared.rows)
+        return prepared
+
+    def _samples_of(self, step: int) -> Prepared | None:
         config = self.config
         start, count = sample_range(step, self.rank, config.trainers, config.batch)
         batch = self._read(start, count)
-        if len(batch) < count:
-            self.line.tell(DataEnded(step=step, samples=self.source.samples or 0))
-            return None
-        prepared = self._prepare(batch)
-        self.client.ask(step, 0, prepared.rows)
-        return prepared
+        return self._prepare(batch) if len(batch) == count else None
 
     def _read(self, start: int, count: int) -> Batch:
         self._reading_since = time.monotonic()
