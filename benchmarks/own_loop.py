@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from benchmarks.cluster import Row, show
 from benchmarks.in_process import plain_speed
 from benchmarks.reading import ROW_GROUP, SCHEMA, criteo_like, in_order, rows_per_s
-from benchmarks.speed import Speed, built_in_speed, script_speed
+from benchmarks.speed import Speed, built_in_speed, earlier_speed, script_speed
 from planaria.cluster.scripts import INCLUDED
 from planaria.config import Config
 from planaria.data import Schema
@@ -63,10 +63,14 @@ class Sizes(NamedTuple):
     steps: int
     rounds: int
     networks: list[str]
+    before: Path | None = None  # a checkout of earlier code, installed
+
+    def sets(self, *more: str) -> list[str]:
+        return [*JOB, f"model.rows={self.rows}", f"steps={self.steps}", *more]
 
 
 def job(sizes: Sizes, *sets: str) -> Config:
-    return Config.load(None, [*JOB, f"model.rows={sizes.rows}", f"steps={sizes.steps}", *sets])
+    return Config.load(None, sizes.sets(*sets))
 
 
 def in_turn(what: str, sides: dict[str, Side], rounds: int) -> dict[str, Speed]:
@@ -112,8 +116,17 @@ def loops(sizes: Sizes) -> list[Row]:
             "built-in": lambda config=config: built_in_speed(config),  # type: ignore[misc]
             "user's": lambda config=config: script_speed(config, INCLUDED)[0],  # type: ignore[misc]
         }
+        if before := sizes.before:
+            # Older code knows no scripts.
+            sets = [one for one in sizes.sets(*NETWORKS[name]) if not one.startswith("script.")]
+            sides["before"] = lambda config=config, sets=sets: earlier_speed(  # type: ignore[misc]
+                before, config, sets
+            )
         medians = in_turn(name, sides, sizes.rounds)
         rows += compared(f"user's loop over built-in, {name}", medians, "user's", "built-in", 0.97)
+        if before:
+            what = f"user's loop over the built-in one of before, {name}"
+            rows += compared(what, medians, "user's", "before", 0.97)
     return rows
 
 
@@ -214,15 +227,18 @@ def main() -> int:
     )
     parser.add_argument("--only", choices=PARTS, help="one part")
     parser.add_argument("--network", choices=NETWORKS, help="one, instead of both in turn")
+    parser.add_argument(
+        "--before", type=Path, help="a checkout of earlier code, installed: its loop as well"
+    )
     parser.add_argument("--quick", action="store_true", help="20,000 rows, 60 steps, one round")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of each of the 26 tables")
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     networks = [options.network] if options.network else list(NETWORKS)
-    sizes = Sizes(options.rows, options.steps, options.rounds, networks)
+    sizes = Sizes(options.rows, options.steps, options.rounds, networks, options.before)
     if options.quick:
-        sizes = Sizes(20_000, 60, 1, networks)
+        sizes = sizes._replace(rows=20_000, steps=60, rounds=1)
     rows: list[Row] = []
     for name, part in PARTS.items():
         if options.only in (None, name):

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import subprocess
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,6 +89,23 @@ def built_in_speed(config: Config) -> Speed:
     looks = Looks(config)
     JobRun(config, observers=[looks]).run()
     return looks.speed()
+
+
+def earlier_speed(checkout: Path, config: Config, sets: Sequence[str]) -> Speed:
+    """Of the loop of `planaria train` as it was in another checkout, which `make train` has
+    installed: by its own benchmarks.profile, which prints a line for each role and thread.
+    """
+    profile = (
+        "import sys; from benchmarks.profile import profile; from planaria.config import Config; "
+        "profile('before', Config.load(None, sys.argv[1:]))"
+    )
+    command = [str(checkout / ".venv" / "bin" / "python"), "-c", profile, *sets]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True)
+    wall_ms = float(re.findall(r"([\d.]+) ms a step", done.stdout)[0])
+    used = re.findall(r"(\w+) +\w+ +([\d.]+) ms of CPU", done.stdout)
+    trainer_ms = sum(float(cpu) for role, cpu in used if role == "trainer")
+    all_ms = sum(float(cpu) for _, cpu in used)
+    return Speed(config.batch / wall_ms * 1e3, trainer_ms, all_ms)
 
 
 def script_speed(config: Config, script: Path, *arguments: str) -> tuple[Speed, list[str]]:
