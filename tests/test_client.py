@@ -135,6 +135,27 @@ def test_a_step_of_two_threads() -> None:
     assert talker.wakes > 0
 
 
+def test_a_trainer_knows_whose_rows_votes_or_gradients_it_waits_for() -> None:
+    """One that waited for a vote said that it waited for other trainers, though there were none."""
+    talker = Talker()
+    client, machine = talker.client, talker.machine
+    talker.install()
+    for step in (1, 2):
+        client.ask(step, 0, ROW)
+        assert machine.waits_for() == ("rows", [0])
+        talker.answer(step, 0)
+        client.rows(step, 0)
+        assert machine.waits_for() == ("gradients", [])
+        client.push(step, ROW, GRADIENT, [0.1], DENSE)
+        if step == 1:
+            client.end_step(step, state_of(step))
+    assert machine.waits_for() == ("votes", [0])
+    assert machine.sum_of(2) is None
+    talker.receive("server-0", Vote(view=FIRST, place=0, protected=1))
+    assert machine.waits_for() == ("gradients", [])
+    assert machine.sum_of(2) is not None
+
+
 def test_each_of_two_callers_gets_its_own_rows() -> None:
     """The second to wait was given the first one's, and the first waited for ever."""
     talker = Talker()

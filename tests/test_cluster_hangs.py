@@ -26,9 +26,10 @@ from cluster_jobs import (
 
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import Exited, Watcher
+from planaria.cluster.trainer_node import WAITED_S
 from planaria.control.supervising import Failure
 from planaria.errors import LossError
-from planaria.wire.control import Silent
+from planaria.wire.control import Silent, Waiting
 
 pytestmark = [pytest.mark.torch, pytest.mark.campaign]
 
@@ -122,21 +123,22 @@ TWO_OF_ONE_GROUP = ("servers=3", "parity=1", "k=2", "cluster.heartbeat_limit_ms=
 
 
 class Sleep:
-    """Two servers are stopped together and woken together, by the supervisor's clock."""
+    """Servers are stopped together and woken together, by the supervisor's clock."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *members: str) -> None:
         self.seconds = seconds
+        self.members = members or ("server-0", "server-1")
         self.at: float | None = None
         self.woken = False
 
     def strike(self, processes: Attempt) -> None:
-        for member in ("server-0", "server-1"):
+        for member in self.members:
             self.at = processes.signal(member, signal.SIGSTOP)
 
     def on_tick(self, now: float, processes: Attempt) -> None:
         if self.at is not None and now > self.at + self.seconds and not self.woken:
             self.woken = True
-            for member in ("server-0", "server-1"):
+            for member in self.members:
                 processes.signal(member, signal.SIGCONT)
 
 
@@ -161,6 +163,19 @@ def test_two_servers_that_sleep_for_three_seconds_with_one_parity_are_waited_for
     assert report["digest"] == undisturbed()
     # One may be found silent a beat before the other: then it alone is replaced, which is no loss.
     assert len({"server-0", "server-1"} & set(run.killed)) <= 1
+
+
+def test_a_trainer_says_after_some_seconds_which_server_it_waits_for() -> None:
+    """So that a stalled job can name it. Without parity servers do not wait for one another."""
+    run = asleep(
+        Sleep(WAITED_S + 3, "server-1"), "strategy=none", "cluster.heartbeat_limit_ms=20000"
+    )
+    assert run.run()["digest"] == undisturbed()
+    waiting = run.of(Waiting)
+    assert waiting
+    for member, what in waiting:
+        assert (member, what.places, what.step >= 20) == ("trainer-0", [1], True)
+        assert what.what in ("rows", "votes")  # as it was stopped before its vote, or after it
 
 
 def test_two_servers_that_sleep_beyond_the_deadline_are_named() -> None:

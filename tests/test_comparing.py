@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from planaria.cli import app
-from planaria.comparing import STRATEGIES, Comparison, Emulation, Outcome, compare
+from planaria.comparing import CONTENDERS, Comparison, Emulation, Outcome, compare
 from planaria.comparing.accounts import (
     NO_PROTECTION,
     Interval95,
@@ -43,7 +43,7 @@ from planaria.errors import ClusterError, ConfigError
 from planaria.planning.machine import Machine, Origin
 from planaria.schedule import Fault
 
-NAMES = list(STRATEGIES)
+NAMES = list(CONTENDERS)
 FREE = Protection(NO_PROTECTION, Interval95(0.0, None))
 ORIGIN = Origin("planaria compare --seeds 3", "2026-01-02 03:04 UTC", Machine(2, 2**33, "a CPU"))
 JOB = Config.load(None, ["steps=400", "servers=6"])
@@ -78,8 +78,8 @@ def whole_save(step: int) -> dict[str, Any]:
 
 
 def test_a_run_without_failures_and_saves_costs_nothing() -> None:
-    for strategy in STRATEGIES.values():
-        assert account_of(Emulation(), strategy, 0.125, report(), FREE).total == 0
+    for contender in CONTENDERS.values():
+        assert account_of(Emulation(), contender, 0.125, report(), FREE).total == 0
 
 
 def test_full_recovery_pays_saves_repairs_and_work_done_twice() -> None:
@@ -89,14 +89,14 @@ def test_full_recovery_pays_saves_repairs_and_work_done_twice() -> None:
         rollbacks=[{"from_step": 16, "to_step": 10}, {"from_step": 25, "to_step": 20}],
     )
     emulation = Emulation(save_min=6, load_min=3, reschedule_min=12)
-    account = account_of(emulation, STRATEGIES["checkpoint"], 0.5, facts, FREE)
+    account = account_of(emulation, CONTENDERS["checkpoint"], 0.5, facts, FREE)
     assert astuple(account) == pytest.approx((0.3, 0.1, 11 * 0.5, 0.4, 0.0))
     assert account.total == pytest.approx(0.3 + 0.1 + 5.5 + 0.4)
 
 
 def test_partial_recovery_does_no_work_twice() -> None:
     facts = report(failures=[failure(15), failure(25)], checkpoints=[whole_save(20)], pls=0.1)
-    account = account_of(Emulation(), STRATEGIES["cpr-vanilla"], 0.125, facts, FREE)
+    account = account_of(Emulation(), CONTENDERS["cpr-vanilla"], 0.125, facts, FREE)
     assert account.lost_work == account.protection == 0
     assert account.load + account.reschedule == pytest.approx(2 * 5.4 / 60)
 
@@ -104,12 +104,12 @@ def test_partial_recovery_does_no_work_twice() -> None:
 def test_erasure_pays_its_pause_in_real_time_and_loads_only_what_parity_did_not_bear() -> None:
     four = Protection("given", Interval95(0.04, None))
     borne = report(failures=[failure(15, 1800.0), failure(25, 1800.0)])
-    account = account_of(Emulation(), STRATEGIES["erasure"], 0.125, borne, four)
+    account = account_of(Emulation(), CONTENDERS["erasure"], 0.125, borne, four)
     assert account.load == account.reschedule == account.save == 0
     assert account.lost_work == pytest.approx(3.6 / 3600)
     assert account.protection == pytest.approx(0.04 * 50)
     beyond = {**borne, "rollbacks": [{"from_step": 26, "to_step": 20}]}
-    account = account_of(Emulation(), STRATEGIES["erasure"], 0.125, beyond, four)
+    account = account_of(Emulation(), CONTENDERS["erasure"], 0.125, beyond, four)
     assert account.load == pytest.approx(0.4 / 60)
     assert account.reschedule == pytest.approx(5 / 60)
     assert account.lost_work == pytest.approx(6 * 0.125 + 3.6 / 3600)
@@ -117,9 +117,9 @@ def test_erasure_pays_its_pause_in_real_time_and_loads_only_what_parity_did_not_
 
 def test_servers_that_go_at_one_step_are_one_failure() -> None:
     facts = report(failures=[failure(15, 40.0), failure(15, 90.0), failure(25, None)])
-    assert repairs_of(STRATEGIES["cpr-mfu"], facts) == 2
-    assert pause_hours(STRATEGIES["erasure"], facts) == pytest.approx(0.09 / 3600)
-    assert pause_hours(STRATEGIES["cpr-mfu"], facts) == 0
+    assert repairs_of(CONTENDERS["cpr-mfu"], facts) == 2
+    assert pause_hours(CONTENDERS["erasure"], facts) == pytest.approx(0.09 / 3600)
+    assert pause_hours(CONTENDERS["cpr-mfu"], facts) == 0
 
 
 def test_a_save_of_an_eighth_of_the_rows_costs_an_eighth() -> None:
@@ -185,12 +185,15 @@ def test_a_strategy_is_the_job_with_nothing_else_changed() -> None:
     )
     for name in NAMES:
         config = Emulation(lost=2).config(name, job, 7, "saves")
-        assert (config.strategy, config.r) == (STRATEGIES[name].kind, STRATEGIES[name].parity)
+        assert (config.strategy, config.r) == (
+            CONTENDERS[name].strategy.name,
+            CONTENDERS[name].parity,
+        )
         assert (config.seed, config.spares, config.k) == (7, 2, 3)
         assert config.checkpoint.path == (None if name == "none" else "saves")
         assert config.checkpoint.bits == (32 if name == "none" else 8)
         assert (config.checkpoint.mode == "sync") == (name != "none")
-        assert (config.cpr.variant, config.cpr.rho) == (STRATEGIES[name].variant, 0.5)
+        assert (config.cpr.variant, config.cpr.rho) == (CONTENDERS[name].variant, 0.5)
         assert config.failures.mtbf_s is None
         assert (config.model, config.data, config.optimizer) == (job.model, job.data, job.optimizer)
 

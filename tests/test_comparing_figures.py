@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from planaria.comparing import STRATEGIES, Emulation
+from planaria.comparing import CONTENDERS, Emulation
 from planaria.comparing.accounts import (
     T_95,
     Account,
@@ -40,7 +40,7 @@ from planaria.comparing.accounts import (
 def test_protection_is_given_or_measured_with_its_interval_or_not_there(
     name: str, given: float | None, slowdowns: list[float | None], source: str, share: float | None
 ) -> None:
-    found = protection_of(Emulation(protection_percent=given), STRATEGIES[name], slowdowns)
+    found = protection_of(Emulation(protection_percent=given), CONTENDERS[name], slowdowns)
     assert found.source == source
     assert (found.share is None) == (share is None)
     if found.share:

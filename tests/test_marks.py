@@ -9,10 +9,12 @@ import random
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from planaria.config import Config
 from planaria.data import CriteoFile, lines, marks, packed
 from planaria.data.lines import Lines
 from planaria.data.marks import BEGINNING, Mark, Marks
@@ -191,6 +193,27 @@ def test_a_long_way_is_told(day: Path, cache: Path) -> None:
     with CriteoFile(day, ROWS, cache, on_progress=lambda: told.append(1)) as source:
         source.read(1400, 1)
     assert len(told) > 80
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("long_s", [0.0, 600.0])
+def test_a_trainer_that_looks_long_for_its_samples_says_so(
+    monkeypatch: pytest.MonkeyPatch, day: Path, cache: Path, long_s: float
+) -> None:
+    from planaria.trainer import training
+
+    monkeypatch.setattr(training, "LONG_READ_S", long_s)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    overrides = ["data.source=criteo", f"data.path={day}", "model.tables=26", "model.rows=50"]
+    line = Mock()
+    trainer = training.Training(Config.load(None, overrides), line)
+    assert isinstance(trainer.source, CriteoFile)
+    with trainer.source:
+        assert len(trainer._read(1400, 1)) == 1
+    told = [call.args for call in line.working.call_args_list]
+    counted = [("finding its samples", n, n + 1) for n in range(1, len(told) + 1)]
+    assert told == counted  # always further than before: what does not move on is a stall
+    assert (len(told) > 80) == (long_s == 0)
 
 
 # ---------------------------------------------------------------------------- the cache

@@ -195,7 +195,6 @@ def test_two_that_write_more_than_the_kernel_holds_to_each_other_both_get_it(
             return counts == [3, 3]
 
         assert wait_until(all_here, LIMIT_S)
-        assert one.dropped == other.dropped == 0
 
 
 def test_what_can_wait_wakes_nobody_who_is_busy_but_is_received_with_the_rest() -> None:
@@ -232,22 +231,18 @@ def test_a_queue_is_bounded_and_what_it_has_no_room_for_is_dropped(
     with listening("a") as receiver, listening("b") as sender:
         for _ in range(40):
             sender.send(receiver.address, sender.encode(state(1 << 19)))
-        assert sender.dropped > 10
         assert sender._peers[receiver.address].waiting <= 4 << 20
-        assert hears_after(sender, receiver)
+        came: list[Bytes] = []
 
+        def gone() -> bool:
+            list(sender.receive())
+            came.extend(states(receiver))
+            return sender._peers[receiver.address].waiting == 0
 
-def hears_after(sender: Sockets, receiver: Sockets) -> bool:
-    """Once there is room again."""
-
-    def gone() -> bool:
-        list(sender.receive())
-        list(receiver.receive())
-        return sender._peers[receiver.address].waiting == 0
-
-    assert wait_until(gone, LIMIT_S)
-    say(sender, receiver.address, 7)
-    return hears(receiver, 7, sender)
+        assert wait_until(gone, LIMIT_S)
+        say(sender, receiver.address, 7)  # there is room again
+        assert hears(receiver, 7, sender)
+        assert 0 < len(came) < 30
 
 
 # ---------------------------------------------------------------------------- strangers

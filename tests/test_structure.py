@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import planaria
+from planaria.strategies import STRATEGIES
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "planaria"
@@ -94,6 +95,53 @@ def test_imports_point_one_way() -> None:
     assert {part_of(path) for path in PACKAGE.rglob("*.py")} == set(ORDER)
     assert wrong_imports(ORDER) == []
     assert wrong_imports(ORDER[::-1]) != []  # control
+
+
+def compared_names(source: str) -> list[str]:
+    """Comparisons with the name of a strategy: whoever makes one knows what only that one does."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.MatchValue):
+            sides = [node.value]
+        elif isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+        else:
+            continue
+        for side in sides:
+            among = side.elts if isinstance(side, ast.Tuple | ast.List | ast.Set) else [side]
+            if any(map(_names_a_strategy, among)):
+                found.append(ast.unparse(node))
+    return found
+
+
+def _names_a_strategy(node: ast.expr) -> bool:
+    if isinstance(node, ast.Attribute) and node.attr == "name":
+        return ast.unparse(node.value).split(".")[-1] in {name.upper() for name in STRATEGIES}
+    return isinstance(node, ast.Constant) and node.value in STRATEGIES
+
+
+def test_a_strategy_is_asked_and_its_name_compared_with_nothing() -> None:
+    found = {
+        str(path.relative_to(PACKAGE)): compared_names(path.read_text())
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "strategies.py" or path.parent != PACKAGE
+    }
+    assert {path: names for path, names in found.items() if names} == {}
+    assert compared_names("partial = survival.partial and saves['checkpoint'] == 3") == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "rolls_back = what.kind != 'erasure'",
+        "rolls_back = 'cpr' == what.kind",
+        "saves = job.strategy in ('checkpoint', 'cpr')",
+        "saves = job.strategy not in (ERASURE.name, strategies.NONE.name)",
+        "match kind:\n    case 'none':\n        pass",
+    ],
+)
+def test_a_comparison_with_the_name_of_a_strategy_is_seen(source: str) -> None:
+    assert len(compared_names(source)) == 1
 
 
 def test_the_public_names_are_these() -> None:

@@ -51,7 +51,6 @@ from planaria.running import (
     trainers,
     write_report,
 )
-from planaria.strategies import ERASURE, NONE
 from planaria.trainer.declaring import Settings
 
 app = typer.Typer(
@@ -230,7 +229,7 @@ def trace(
     """
     check_file(out, "--out")
     given, _ = read(config, sets)
-    if given.strategy not in (ERASURE.name, NONE.name):
+    if given.survival.needs_saves:
         leave(
             EXIT_CONFIG,
             f"strategy: expected erasure or none for a trace, which saves nothing, got "

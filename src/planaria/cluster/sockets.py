@@ -73,8 +73,7 @@ class Sockets(Transport):
             peer = self._peers.get(address)
             if peer is None:
                 peer = self._peers[address] = self._new_peer(address, self._unwatch)
-            if not peer.put(frames):
-                self.dropped += 1
+            peer.put(frames)
         for address in dict.fromkeys(address for address, _ in messages):
             self._tend(self._peers[address])
 

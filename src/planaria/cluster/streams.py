@@ -65,15 +65,14 @@ class Outgoing:
         self._begun = False  # the first of them belongs to this connection, and to no other
         self._retry_at, self._retry_s = 0.0, FIRST_RETRY_S
 
-    def put(self, frames: Sequence[Any]) -> bool:
-        """False: too much waits already."""
+    def put(self, frames: Sequence[Any]) -> None:
+        """Where too much waits already, it is dropped: what matters is sent again."""
         message, size = as_stream(frames)
         most = len(self._messages) >= MAX_QUEUE or self.waiting + size > QUEUE_BYTES
         if most and self._messages:
-            return False
+            return
         self._messages.append(message)
         self.waiting += size
-        return True
 
     def send(self, frames: Sequence[Any]) -> None:
         """What finds nobody is not waited for."""

@@ -175,9 +175,8 @@ class TrainerNode(MemberNode):
         elif now - self._moved[1] > WAITED_S and not trainer.blank:
             self._moved = (trainer.step, now)
             if self.client.waits:
-                waiting = trainer.waits_for()
-                what = "rows" if waiting else "gradients"
-                self.line.tell(Waiting(step=trainer.step, places=waiting, what=what))
+                what, places = trainer.waits_for()
+                self.line.tell(Waiting(step=trainer.step, places=places, what=what))
             else:
                 self._computed += 1
                 at_work = Working(what="computing", done=self._computed, of=self._computed + 1)

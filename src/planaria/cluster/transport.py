@@ -66,7 +66,6 @@ class Transport(ABC):
         self.limits = limits or ANY_JOB
         self.starved_at: float | None = None  # since when a connection has found no descriptor
         self.refused = 0  # messages that were not the job's, or not well formed
-        self.dropped = 0  # messages that could not be sent
 
     def encode(self, message: Any) -> list[Any]:
         return encode(self.keys.token, self.member, self.address, message, self.limits)

@@ -141,10 +141,10 @@ class ZeroMQ(Transport):
                 dealer.poll(0, zmq.POLLOUT)
                 dealer.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
-            # A full queue, or no descriptor left for a new connection: both may pass.
+            # A full queue, or no descriptor left for a new connection: both may pass, and what
+            # matters is sent again.
             if error.errno not in (errno.EAGAIN, errno.EMFILE):
                 raise
-            self.dropped += 1
 
     def watch(self, descriptor: int) -> None:
         self._poller.register(descriptor, zmq.POLLIN)

@@ -1,11 +1,11 @@
 """One job under several strategies and the same failures: planaria compare (docs/comparing.md)."""
 
 from planaria.comparing.accounts import Account, Interval95
-from planaria.comparing.emulation import STRATEGIES, Emulation
+from planaria.comparing.emulation import CONTENDERS, Emulation
 from planaria.comparing.runs import Comparison, Outcome, Row, compare
 
 __all__ = [
-    "STRATEGIES",
+    "CONTENDERS",
     "Account",
     "Comparison",
     "Emulation",

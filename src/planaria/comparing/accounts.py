@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from planaria.comparing.emulation import Emulation, Strategy
+from planaria.comparing.emulation import Contender, Emulation
 
 WINDOW_STEPS = 10  # over which steps are timed: single ones alternate
 
@@ -70,7 +70,7 @@ MEASURED, NOISE, NOT_MEASURED = "measured", "noise", "not measured"
 
 
 def protection_of(
-    emulation: Emulation, strategy: Strategy, slowdowns: Sequence[float | None]
+    emulation: Emulation, contender: Contender, slowdowns: Sequence[float | None]
 ) -> Protection:
     """Only of strategies that do something in every step: what a slow-down of others shows is
     their saves, which are charged already, and noise.
@@ -79,10 +79,10 @@ def protection_of(
     single one says nothing of how far it may be off, so it is no measurement; nor are several whose
     interval has 0 in it.
     """
-    if not strategy.works_every_step:
+    if not contender.works_every_step:
         return Protection(NO_PROTECTION, Interval95(0.0, None))
-    if strategy.parity and emulation.protection_percent is not None:
-        share = strategy.parity * emulation.protection_percent / 100
+    if contender.parity and emulation.protection_percent is not None:
+        share = contender.parity * emulation.protection_percent / 100
         return Protection(GIVEN, Interval95(share, None))
     found = interval([share for share in slowdowns if share is not None])
     if found is None or found.error is None:
@@ -92,18 +92,18 @@ def protection_of(
 
 def account_of(
     emulation: Emulation,
-    strategy: Strategy,
+    contender: Contender,
     hours_per_step: float,
     report: Mapping[str, Any],
     protection: Protection,
 ) -> Account:
     """The account of a run that reached its end."""
-    repairs = repairs_of(strategy, report)
+    repairs = repairs_of(contender, report)
     redone = sum(back["from_step"] - back["to_step"] for back in report["rollbacks"])
     return Account(
         save=saves_of(report) * emulation.save_min / 60,
         load=repairs * emulation.load_min / 60,
-        lost_work=redone * hours_per_step + pause_hours(strategy, report),
+        lost_work=redone * hours_per_step + pause_hours(contender, report),
         reschedule=repairs * emulation.reschedule_min / 60,
         protection=protection.charged * emulation.hours,
     )
@@ -114,9 +114,9 @@ def failures_of(report: Mapping[str, Any]) -> int:
     return len({failure["step"] for failure in report["failures"]})
 
 
-def repairs_of(strategy: Strategy, report: Mapping[str, Any]) -> int:
+def repairs_of(contender: Contender, report: Mapping[str, Any]) -> int:
     """Failures after which somebody loaded a save: with parity only those that it did not bear."""
-    return len(report["rollbacks"]) if strategy.kind == "erasure" else failures_of(report)
+    return len(report["rollbacks"]) if contender.strategy.keeps_parity else failures_of(report)
 
 
 def saves_of(report: Mapping[str, Any]) -> float:
@@ -133,13 +133,13 @@ def saves_of(report: Mapping[str, Any]) -> float:
     )
 
 
-def pause_hours(strategy: Strategy, report: Mapping[str, Any]) -> float:
+def pause_hours(contender: Contender, report: Mapping[str, Any]) -> float:
     """With parity: from each kill to the next step, in real time.
 
     It is a matter of heartbeats and messages and does not grow with the job, so it is not scaled.
     The others' pauses stand in loading and rescheduling.
     """
-    if strategy.kind != "erasure":
+    if not contender.strategy.keeps_parity:
         return 0.0
     longest: dict[int, float] = {}
     for failure in report["failures"]:

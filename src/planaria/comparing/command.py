@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from planaria.cluster.nursery import sharing
-from planaria.comparing.emulation import STRATEGIES, Emulation
+from planaria.comparing.emulation import CONTENDERS, Emulation
 from planaria.comparing.page import as_page
 from planaria.comparing.pictures import as_csv, overhead_png, quality_png, show
 from planaria.comparing.runs import Comparison, Outcome, compare, prepare, run_here
@@ -56,7 +56,7 @@ def compare_command(
     strategy: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"One of {', '.join(STRATEGIES)}. May be given several times. Default: "
+            help=f"One of {', '.join(CONTENDERS)}. May be given several times. Default: "
             f"{', '.join(DEFAULT)}."
         ),
     ] = None,
@@ -114,8 +114,8 @@ def _run(console: Console, emulation: Emulation, job: Config, names: Sequence[st
 
 def _named(names: Sequence[str]) -> list[str]:
     for name in names:
-        if name not in STRATEGIES:
-            raise ConfigError(f"--strategy: expected one of {', '.join(STRATEGIES)}, got {name!r}")
+        if name not in CONTENDERS:
+            raise ConfigError(f"--strategy: expected one of {', '.join(CONTENDERS)}, got {name!r}")
     return list(dict.fromkeys(names))
 
 

@@ -15,14 +15,10 @@ import numpy as np
 from planaria.config import CheckpointConfig, Config
 from planaria.config.job import FailuresConfig
 from planaria.errors import ConfigError
-from planaria.formulas import (
-    full_recovery_overhead,
-    partial_interval,
-    partial_recovery_overhead,
-    young_interval,
-)
+from planaria.formulas import partial_interval, young_interval
 from planaria.planning.options import Option, check_options, require
 from planaria.schedule import Fault, parse_kill, resolve
+from planaria.strategies import CHECKPOINT, CPR, ERASURE, NONE, Strategy
 
 MAX_FAILURES = 1000
 MAX_SEEDS = 100
@@ -32,28 +28,28 @@ BACKUP_HOURS = 24.0  # between the checkpoints beneath erasure: what `planaria p
 
 
 @dataclass(frozen=True)
-class Strategy:
-    """A name of --strategy as configuration."""
+class Contender:
+    """What a name of --strategy stands for: a strategy, and how it is configured."""
 
-    kind: str  # what Config.strategy takes
+    strategy: Strategy
     parity: int = 0
     variant: str = "vanilla"
 
     @property
     def works_every_step(self) -> bool:
         """Whether steps themselves do more than those of `none`; saves are charged apart."""
-        return self.kind == "erasure" or self.variant != "vanilla"
+        return self.strategy.keeps_parity or self.variant != "vanilla"
 
 
-STRATEGIES = {
-    "none": Strategy("none"),
-    "erasure": Strategy("erasure", parity=1),
-    "erasure-2": Strategy("erasure", parity=2),
-    "checkpoint": Strategy("checkpoint"),
-    "cpr-vanilla": Strategy("cpr"),
-    "cpr-mfu": Strategy("cpr", variant="mfu"),
-    "cpr-ssu": Strategy("cpr", variant="ssu"),
-    "cpr-scar": Strategy("cpr", variant="scar"),
+CONTENDERS = {
+    "none": Contender(NONE),
+    "erasure": Contender(ERASURE, parity=1),
+    "erasure-2": Contender(ERASURE, parity=2),
+    "checkpoint": Contender(CHECKPOINT),
+    "cpr-vanilla": Contender(CPR),
+    "cpr-mfu": Contender(CPR, variant="mfu"),
+    "cpr-ssu": Contender(CPR, variant="ssu"),
+    "cpr-scar": Contender(CPR, variant="scar"),
 }
 
 
@@ -116,21 +112,21 @@ class Emulation:
 
     def interval_hours(self, strategy: Strategy, job: Config) -> float | None:
         """The time between saves that the strategy would choose; None for no saves."""
-        if strategy.kind == "none":
+        if not strategy.rolls_back:
             return None
-        if strategy.kind == "checkpoint":
-            hours = young_interval(self.save_min / 60, self.expected_mtbf)
-        elif strategy.kind == "cpr":
+        if strategy.keeps_parity:
+            hours = BACKUP_HOURS
+        elif strategy.partial:
             # A failure that takes several servers loses the samples of each of them.
             mtbf_of_servers = self.expected_mtbf / self.lost
             hours = partial_interval(job.cpr.target_pls, mtbf_of_servers, job.servers)
         else:
-            hours = BACKUP_HOURS
+            hours = young_interval(self.save_min / 60, self.expected_mtbf)
         return min(hours, self.hours)
 
     def every_steps(self, name: str, job: Config) -> int:
         """The same in steps; 0 for no saves."""
-        hours = self.interval_hours(STRATEGIES[name], job)
+        hours = self.interval_hours(CONTENDERS[name].strategy, job)
         if hours is None:
             return 0
         steps = round(hours / self.hours_per_step(job))
@@ -148,10 +144,9 @@ class Emulation:
 
         At the interval that is run, which is a whole number of steps.
         """
-        kind = STRATEGIES[name].kind
-        if kind not in ("checkpoint", "cpr"):
+        overhead = CONTENDERS[name].strategy.overhead
+        if overhead is None:
             return None
-        overhead = full_recovery_overhead if kind == "checkpoint" else partial_recovery_overhead
         return overhead(
             save=self.save_min / 60,
             interval=self.every_steps(name, job) * self.hours_per_step(job),
@@ -163,7 +158,7 @@ class Emulation:
 
     def config(self, name: str, job: Config, seed: int, folder: str) -> Config:
         """The job under a strategy; checked, as it is made of parts that never met."""
-        chosen, every = STRATEGIES[name], self.every_steps(name, job)
+        chosen, every = CONTENDERS[name], self.every_steps(name, job)
         # Saves hold training up, because they are charged as if they did; so each is whole at once.
         saves = replace(
             job.checkpoint,
@@ -175,7 +170,7 @@ class Emulation:
         )
         made = replace(
             job,
-            strategy=chosen.kind,
+            strategy=chosen.strategy.name,
             parity=chosen.parity,
             seed=seed,
             # A spare stands ready for every server that a failure takes.

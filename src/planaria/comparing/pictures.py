@@ -20,7 +20,7 @@ from planaria.comparing.accounts import (
     Interval95,
     Protection,
 )
-from planaria.comparing.emulation import STRATEGIES
+from planaria.comparing.emulation import CONTENDERS
 from planaria.comparing.runs import UNDISTURBED, Comparison, Row
 
 BAR_WIDTH = 50
@@ -183,12 +183,12 @@ def _on_protection(comparison: Comparison) -> list[str]:
 
 def _beyond(row: Row) -> str:
     """Where all rolled back although the strategy is there to avoid that."""
-    limits = {"erasure": "its parity bears", "cpr": "cpr.target_pls allows"}
-    kind = STRATEGIES[row.name].kind
+    strategy = CONTENDERS[row.name].strategy
     times = sum(len(run.report["rollbacks"]) for run in row.outcomes)
-    if not times or kind not in limits:
+    if not times or not (strategy.keeps_parity or strategy.partial):
         return ""
-    return f"{row.name}: more was lost than {limits[kind]}; times that all rolled back: {times}"
+    limit = "its parity bears" if strategy.keeps_parity else "cpr.target_pls allows"
+    return f"{row.name}: more was lost than {limit}; times that all rolled back: {times}"
 
 
 def show(console: Console, comparison: Comparison) -> None:

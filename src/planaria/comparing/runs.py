@@ -23,7 +23,7 @@ from planaria.comparing.accounts import (
     slowdown_of,
     step_seconds,
 )
-from planaria.comparing.emulation import STRATEGIES, Emulation
+from planaria.comparing.emulation import CONTENDERS, Emulation
 from planaria.config import Config
 from planaria.errors import ClusterError, Interrupted, LossError, PlanariaError
 from planaria.planning.jobs import memory_of_job
@@ -238,9 +238,9 @@ def _row(
     outcomes: Sequence[Outcome],
     references: Sequence[Outcome],
 ) -> Row:
-    strategy, hours_per_step = STRATEGIES[name], emulation.hours_per_step(job)
+    contender, hours_per_step = CONTENDERS[name], emulation.hours_per_step(job)
     every = emulation.every_steps(name, job)
-    protection = protection_of(emulation, strategy, _slowdowns(outcomes, references))
+    protection = protection_of(emulation, contender, _slowdowns(outcomes, references))
     return Row(
         name,
         every,
@@ -251,7 +251,7 @@ def _row(
         tuple(outcomes),
         tuple(references),
         tuple(
-            account_of(emulation, strategy, hours_per_step, run.report, protection)
+            account_of(emulation, contender, hours_per_step, run.report, protection)
             for run in outcomes
             if run.ended
         ),

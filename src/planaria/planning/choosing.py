@@ -10,7 +10,6 @@ from planaria.planning.inputs import PlanInputs
 from planaria.planning.memory import Memory
 from planaria.planning.simulation import HORIZONS, Behaviour, Interval99, Simulated
 from planaria.planning.strategies import OFFERED_LOSS_PERCENT
-from planaria.strategies import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,8 @@ def refusals(inputs: PlanInputs, found: Estimate) -> tuple[str, ...]:
             f"{inputs.lost_samples_percent:g} %"
         )
     if nothing_beneath(inputs, found) and found.beyond > inputs.loss_percent / 100:
-        erasure = found.behaviour.kind == "erasure"
-        why = f" with --backup-hours {inputs.backup_hours:g}" if erasure else ""
+        parity = found.behaviour.strategy.keeps_parity
+        why = f" with --backup-hours {inputs.backup_hours:g}" if parity else ""
         reasons.append(
             f"loses all that was trained with a chance of {beyond_text(found)} %, because no "
             f"checkpoint is beneath it{why}; the budget is {inputs.loss_percent:g} %"
@@ -81,7 +80,7 @@ def nothing_beneath(inputs: PlanInputs, found: Estimate) -> bool:
     overhead, and no other budget is due.
     """
     what = found.behaviour
-    return what.interval >= inputs.hours and not STRATEGIES[what.kind].from_nothing
+    return what.interval >= inputs.hours and not what.strategy.from_nothing
 
 
 def loses_too_much(inputs: PlanInputs, found: Estimate) -> bool:
@@ -89,7 +88,7 @@ def loses_too_much(inputs: PlanInputs, found: Estimate) -> bool:
     one that plans to spend it exactly is over it in every second simulation by chance.
     """
     if inputs.lost_samples_percent == 0:
-        return found.behaviour.kind == "cpr"
+        return found.behaviour.strategy.partial
     return found.lost_samples.exceeds(inputs.lost_samples_percent / 100)
 
 
@@ -112,13 +111,13 @@ def choose(
         f"{best.machine_hours_lost:,.0f} machine-hours",
         *_offer(inputs, estimates, best),
     ]
-    if best.behaviour.kind == "erasure" and not nothing_beneath(inputs, best):
+    if best.behaviour.strategy.keeps_parity and not nothing_beneath(inputs, best):
         reasons.append(
             f"{best.name} rolls back with a chance of {beyond_text(best)} %: where more than "
             f"{best.behaviour.r} of a group fail at once, to the checkpoint beneath; what that "
             "costs is counted"
         )
-    if best.behaviour.kind == "cpr":
+    if best.behaviour.strategy.partial:
         reasons.append(
             f"{best.name} loses {lost_text(best.lost_samples)} % of the samples; the budget is "
             f"{inputs.lost_samples_percent:g} %"
@@ -144,7 +143,7 @@ def _offer(
         (
             found
             for found in estimates
-            if found.behaviour.kind == "cpr" and not refusals(allowing, found)
+            if found.behaviour.strategy.partial and not refusals(allowing, found)
         ),
         key=_overhead,
         default=None,

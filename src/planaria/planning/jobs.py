@@ -35,7 +35,7 @@ def inputs_of(job: Config, step_seconds: float) -> dict[str, Any]:
         "restart_seconds": job.failures.reschedule_s,
         "mtbf_hours": job.failures.mtbf_s and job.failures.mtbf_s / 3600,
         # Who has chosen partial recovery has said how much may be lost.
-        "lost_samples_percent": 100 * job.cpr.target_pls if job.strategy == "cpr" else None,
+        "lost_samples_percent": 100 * job.cpr.target_pls if job.survival.partial else None,
         "backup_hours": _backup_hours(job, step_seconds),
     }
     return {name: value for name, value in found.items() if value is not None}
@@ -44,7 +44,7 @@ def inputs_of(job: Config, step_seconds: float) -> dict[str, Any]:
 def memory_of_job(job: Config) -> Memory:
     """Of one of its servers, by the same reckoning as a plan's."""
     sizes, servers = _sizes(job), job.servers
-    variant = job.cpr.variant if job.strategy == "cpr" else "vanilla"
+    variant = job.cpr.variant if job.survival.partial else "vanilla"
     rows = sum(arena.rows for arena in job.arenas) / servers
     return memory_of(
         records=sizes.model / servers,
@@ -84,7 +84,7 @@ def _mean_dim(job: Config) -> int:
 def _backup_hours(job: Config, step_seconds: float) -> float | None:
     """How far apart the checkpoints beneath erasure are, if the job says so."""
     chosen = job.checkpoint
-    if job.strategy != "erasure" or not chosen.saves or chosen.every_s == "auto":
+    if not job.survival.keeps_parity or not chosen.saves or chosen.every_s == "auto":
         return None
     every_s = chosen.every_s if isinstance(chosen.every_s, float) else None
     return (every_s or chosen.every_steps * step_seconds) / 3600
@@ -114,17 +114,17 @@ def job_of(made: Recommendation, base: Config) -> Config:
         base.checkpoint,
         path=base.checkpoint.path or SAVED_IN,
         every_steps=0,
-        every_s=None if what.kind == "none" else round(what.interval * 3600, 3),
+        every_s=round(what.interval * 3600, 3) if what.strategy.rolls_back else None,
         mode="async" if what.lag else "sync",
     )
     chosen = replace(
         base,
         strategy=what.kind,
         parity=what.r,
-        checkpoint=base.checkpoint if what.kind == "none" else saves,
+        checkpoint=saves if what.strategy.rolls_back else base.checkpoint,
         failures=replace(base.failures, mtbf_s=made.mtbf_hours * 3600),
     )
-    if what.kind == "cpr":
+    if what.strategy.partial:
         target = inputs.lost_samples_percent / 100
         cpr = replace(base.cpr, variant=inputs.cpr_variant, rho=inputs.rho, target_pls=target)
         policy = base.checkpoint.policy if inputs.cpr_variant == "vanilla" else "full"

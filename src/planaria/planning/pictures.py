@@ -98,7 +98,7 @@ def _every(hours: float) -> str:
 
 def _variants(plan: Recommendation) -> str:
     """Partial recovery's memory depends on how it chooses rows; the table has one way."""
-    of_cpr = next(row.behaviour for row in plan.estimates if row.behaviour.kind == "cpr")
+    of_cpr = next(row.behaviour for row in plan.estimates if row.behaviour.strategy.partial)
     unit, in_unit = _memory_unit(plan)
     bytes_of = {
         variant: memory(replace(plan.inputs, cpr_variant=variant), of_cpr).total

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from planaria.formulas import share_of_sets
 from planaria.planning.failures import FailureModel, Failures
+from planaria.strategies import STRATEGIES, Strategy
 
 Floats = npt.NDArray[np.float64]
 
@@ -37,7 +38,7 @@ INTERVAL_ERRORS = 2.576
 class Behaviour:
     """What a strategy does, as numbers. Times are hours of wall-clock time."""
 
-    kind: str  # none, erasure, checkpoint or cpr
+    kind: str  # the strategy's name, which a plan as JSON shows
     r: int = 0
     k: int = 1
     protection: float = 0.0  # a step takes this share longer
@@ -48,6 +49,10 @@ class Behaviour:
     save: float = 0.0  # how long training stops for a save
     lag: float = 0.0  # from there until the save is whole
     repair: float = 0.0  # at a failure that rolls back: loading and rescheduling
+
+    @property
+    def strategy(self) -> Strategy:
+        return STRATEGIES[self.kind]
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,8 @@ def rolls_back(what: Behaviour, failures: Failures, servers: int) -> npt.NDArray
     the window falls back again, as it does when it strikes the reload.
     """
     count = len(failures.hours)
-    if what.kind != "erasure":
-        return np.full(count, what.kind != "cpr")
+    if not what.strategy.keeps_parity:
+        return np.full(count, not what.strategy.partial)
     window = what.pause + what.rebuild
     fresh = np.flatnonzero(failures.since_same_place > window)
     at = failures.hours[fresh]
@@ -122,9 +127,9 @@ def run_job(what: Behaviour, hours: float, servers: int, failures: Failures) -> 
     end = float(starts[final] + idle[final] + missing)
 
     struck = int(np.searchsorted(failures.hours, end))
-    exceeded = bool(hard[:struck].any()) if what.kind == "erasure" else struck > 0
+    exceeded = bool(hard[:struck].any()) if what.strategy.keeps_parity else struck > 0
     pls = 0.0
-    if what.kind == "cpr":
+    if what.strategy.partial:
         phase = np.cumsum(trained)[:struck] % (interval + what.save)
         pls = float(np.minimum(phase, interval).sum()) / (hours * servers)
     return Run(end / hours - 1, exceeded, pls)
@@ -138,8 +143,8 @@ def count_as_formula(what: Behaviour, hours: float, servers: int, failures: Fail
     lost = (since_save + what.lag + what.repair)[hard].sum()
     lost += (what.pause + what.slowdown * what.rebuild) * np.count_nonzero(~hard)
     lost += what.save * hours / interval  # the formulas count parts of a save
-    exceeded = bool(hard.any()) if what.kind == "erasure" else len(hard) > 0
-    pls = float(since_save.sum()) / (hours * servers) if what.kind == "cpr" else 0.0
+    exceeded = bool(hard.any()) if what.strategy.keeps_parity else len(hard) > 0
+    pls = float(since_save.sum()) / (hours * servers) if what.strategy.partial else 0.0
     return Run(what.protection + float(lost) / hours, exceeded, pls)
 
 
@@ -189,7 +194,7 @@ class Simulated:
 def summarise(what: Behaviour, hours: float, runs: Sequence[Run]) -> Simulated:
     overhead = Interval99.of([run.overhead for run in runs])
     exceeded = Interval99.of_share(sum(run.exceeded for run in runs), len(runs))
-    if what.kind == "erasure" and exceeded.mean == 0:
+    if what.strategy.keeps_parity and exceeded.mean == 0:
         # No run fell back, but the runs do not exclude that one would: its cost, at that chance.
         falls_back = (what.repair + min(what.interval, hours) / 2) / hours
         overhead = Interval99(overhead.mean, overhead.error + exceeded.error * falls_back)
@@ -226,7 +231,9 @@ def simulate(
         for what, results in zip(behaviours, found, strict=True):
             if len(results) == HOPELESS_AFTER and not any(run.finished for run in results):
                 continue
-            if as_formula and what.kind != "none":  # whose formula knows no such assumption
+            if (
+                as_formula and what.strategy.rolls_back
+            ):  # the formula of restarts assumes no such thing
                 results.append(count_as_formula(what, hours, servers, draw(hours)))
             else:
                 results.append(_run_to_the_end(what, hours, servers, draw))

@@ -8,6 +8,7 @@ from planaria.layout import default_k
 from planaria.planning.inputs import MAX_PARITY, PlanInputs
 from planaria.planning.memory import Memory, memory_of, priority_bytes
 from planaria.planning.simulation import Behaviour
+from planaria.strategies import CHECKPOINT
 
 # Saves that take no time would be made all the time; a second apart is often enough.
 LEAST_INTERVAL_HOURS = 1 / 3600
@@ -77,13 +78,13 @@ def _every(inputs: PlanInputs, save: float, mtbf: float) -> float:
 def overhead_by_formula(
     inputs: PlanInputs, what: Behaviour, mtbf: float, loss_rate: float
 ) -> float:
-    if what.kind == "none":
+    if not what.strategy.rolls_back:
         return formulas.restart_overhead(inputs.hours, what.repair, mtbf)
-    if what.kind == "cpr":
+    if what.strategy.partial:
         return formulas.partial_recovery_overhead(
             save=what.save, interval=what.interval, repair=what.pause, mtbf=mtbf
         )
-    if what.kind == "checkpoint":
+    if not what.strategy.keeps_parity:
         return formulas.full_recovery_overhead(
             save=what.save, interval=what.interval, repair=what.repair, mtbf=mtbf, lag=what.lag
         )
@@ -101,7 +102,7 @@ def overhead_by_formula(
 
 
 def memory(inputs: PlanInputs, what: Behaviour) -> Memory:
-    variant = inputs.cpr_variant if what.kind == "cpr" else "vanilla"
+    variant = inputs.cpr_variant if what.strategy.partial else "vanilla"
     return memory_of(
         records=inputs.server_gb * 1e9,
         touched=inputs.touched_mb * 1e6 / inputs.servers,
@@ -114,14 +115,15 @@ def memory(inputs: PlanInputs, what: Behaviour) -> Memory:
 
 
 def bandwidth_mb_per_s(inputs: PlanInputs, what: Behaviour) -> float:
-    saved = 0.0 if what.kind == "none" else inputs.server_gb * 1000 / (what.interval * 3600)
+    rolls_back = what.strategy.rolls_back
+    saved = inputs.server_gb * 1000 / (what.interval * 3600) if rolls_back else 0.0
     return saved + what.r * inputs.touched_mb / inputs.servers / inputs.step_seconds
 
 
 def name_of(job: Config) -> str:
     """The strategy that a job has, as the table calls it."""
-    if job.strategy == "erasure":
+    if job.survival.keeps_parity:
         return f"erasure r={job.parity}"
-    if job.strategy == "checkpoint" and job.checkpoint.mode == "async":
+    if job.survival is CHECKPOINT and job.checkpoint.mode == "async":
         return "checkpoint async"
     return job.strategy

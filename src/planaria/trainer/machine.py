@@ -432,10 +432,16 @@ class TrainerMachine(Machine):
 
     # ------------------------------------------------------------------ timers
 
-    def waits_for(self) -> list[int]:
-        """Places whose rows are missing."""
+    def waits_for(self) -> tuple[str, list[int]]:
+        """What is missing, and of which places; of none, if it is the other trainers'."""
         parts = [self.answers.get(part, {}) for part in self.asked if part[0] == self.step]
-        return [p for p in range(self.job.servers) if any(p not in came for came in parts)]
+        rows = [p for p in range(self.job.servers) if any(p not in came for came in parts)]
+        if rows:
+            return "rows", rows
+        # Gradients that are kept back for a vote are in no sum, not even in that of one trainer.
+        kept_back = self.pushed + 1 in self.pushes
+        votes = [p for p, voted in enumerate(self.protected) if kept_back and voted < self.pushed]
+        return ("votes", votes) if votes else ("gradients", [])
 
     def progress(self) -> tuple[int, object]:
         came = (
