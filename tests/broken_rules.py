@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
+from planaria.coordinator.watch import Watch
 from planaria.server.machine import ServerMachine
 from planaria.simulator import World
 from planaria.simulator.campaigns import run_seed
@@ -35,6 +36,14 @@ COORDINATORS: dict[str, Any] = {
 }
 TWO_COORDINATORS: dict[str, Any] = {"count": 6, "kinds": ("kill server", "two coordinators")}
 SEVERAL_PAUSED: dict[str, Any] = {"count": 2, "kinds": ("pause several",)}
+FROZEN_SPARES: dict[str, Any] = {
+    "steps": 25,  # a spare must have been forgotten before it is needed
+    "network": "ragged",
+    "drop": 0.0,
+    "count": 6,
+    "spares": 1,
+    "kinds": ("freeze spare", "kill server"),
+}
 FENCE: dict[str, Any] = {
     **HARD,
     "servers": 4,
@@ -84,6 +93,8 @@ def broken(*machines: type[Any], kind: type[World] = World) -> type[World]:
             attributes["trainer_class"] = machine
         elif issubclass(machine, Disk):
             attributes["disk_class"] = machine
+        elif issubclass(machine, Watch):
+            attributes["watch_class"] = machine
         else:
             attributes["coordinator_class"] = machine
     return type("Broken", (kind,), attributes)

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ from cluster_jobs import (
 
 from planaria.cluster import nursery
 from planaria.cluster.attempt import Attempt
-from planaria.cluster.events import Exited, JobEvent
+from planaria.cluster.events import Exited, JobEvent, Watcher
 from planaria.cluster.files import Beginning, JobFiles
 from planaria.cluster.run import JobRun
 from planaria.cluster.scrub import running_jobs, scrub
@@ -136,6 +137,46 @@ def test_a_frozen_server_is_replaced_and_killed() -> None:
     codes = {member: exited.code for member, exited in run.of(Exited)}
     assert codes["server-1"] == -signal.SIGKILL
     assert "server-2" not in codes
+
+
+class FreezesTheSpareFirst(Watcher):
+    """The spare is frozen for good after step 20, and a server killed so much later."""
+
+    def __init__(self, later_s: float) -> None:
+        self.later_s = later_s
+        self.frozen: tuple[str, float] | None = None
+        self.killed_at = 0.0
+        self.steps_at: list[float] = []  # from then on
+
+    def on_event(self, event: JobEvent, processes: Attempt) -> None:
+        if isinstance(event.what, StepDone):
+            if event.what.step == 20 and self.frozen is None:
+                [spare] = processes.machine.spares
+                self.frozen = spare, processes.signal(spare, signal.SIGSTOP)
+            if self.killed_at:
+                self.steps_at.append(event.at)
+
+    def on_tick(self, now: float, processes: Attempt) -> None:
+        if self.frozen and not self.killed_at and now >= self.frozen[1] + self.later_s:
+            self.killed_at = processes.signal("server-1")
+
+    def pauses_after(self) -> int:
+        return 0 if self.killed_at else 20
+
+
+@pytest.mark.parametrize("later_s", [0.0, 3.0])
+def test_a_frozen_spare_is_killed_and_a_server_that_dies_then_is_replaced(later_s: float) -> None:
+    """It was forgotten after 2 s, and put into the place of the next server to die, where nobody
+    missed it: the job stood still for more than a minute.
+    """
+    blows = FreezesTheSpareFirst(later_s)
+    config = tiny("servers=3", "parity=1", "cluster.heartbeat_limit_ms=2000")
+    run = BeatenRun(config, observers=[blows])
+    assert run.run()["digest"] == undisturbed()
+    assert blows.frozen
+    assert {"server-1", blows.frozen[0]} <= set(run.killed)
+    # The step after the kill may have had its rows already; a later one has not.
+    assert max(b - a for a, b in pairwise([blows.killed_at, *blows.steps_at])) < 15
 
 
 def test_a_trainer_that_was_started_in_vain_has_no_say_in_the_digest() -> None:

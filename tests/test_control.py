@@ -15,19 +15,22 @@ from planaria.control import supervising
 from planaria.control.rolling_back import RollBackMachine
 from planaria.control.saving import Pending, SaveMachine
 from planaria.control.supervising import Child, Ended, Kill, SupervisorMachine
+from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine, first_state
 from planaria.simulator.control import ControlWorld
 from planaria.simulator.control_campaigns import StrikesAt, run_control_seed
+from planaria.simulator.control_faults import KILLED
 from planaria.wire.control import (
     LeftLoop,
     Ready,
     Rebuilding,
+    Silent,
     StepDone,
     Told,
     Viewed,
     Waiting,
     Working,
 )
-from planaria.wire.messages import Member, View
+from planaria.wire.messages import NO_VIEW, Hello, Member, Promise, Suspect, View
 
 SEEDS = range(500)
 SEARCHED = range(120)  # by a control, until one fails
@@ -151,6 +154,73 @@ def test_a_broken_rule_is_found(broken: dict[str, Any], kinds: tuple[str, ...]) 
             assert run_control_seed(seed, kinds=kinds) is None
             return
     pytest.fail("no schedule fails without this rule")
+
+
+def test_a_silent_spare_is_killed_and_another_one_started_however_often() -> None:
+    config = Config.from_dict({"servers": 3, "trainers": 1, "spares": 1})
+    machine = SupervisorMachine(config, 0, 0.0)
+    for second in range(1, 2 * supervising.MOST_BARREN):
+        [spare] = machine.spares
+        machine.receive(spare, Ready(), float(second))
+        silent = Silent(member=spare, seconds=2.1, hung=False)
+        machine.receive("coordinator-0", silent, float(second))
+        assert [one.member for one in machine.take() if isinstance(one, Kill)] == [spare]
+        machine.on_exit(spare, Ended(-9), float(second))
+        assert spare not in machine.spares
+    assert (machine.verdict, machine.failures, len(machine.spares)) == (None, [], 1)
+
+
+class FreezesASpare(ControlWorld):
+    """A spare stands still for good, and is forgotten when a server dies."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, count=0)
+        self.frozen: Member = ""
+        self.after(1.2, self._freeze)
+        self.after(4.0, self._kill)
+
+    def _freeze(self) -> None:
+        coordinator = self.processes[self.supervisor.coordinator].machine
+        assert coordinator
+        for spare in list(coordinator.spares["server"])[:1]:
+            self.frozen = spare
+            self.pause(spare, 1000.0, beats=False)
+
+    def _kill(self) -> None:
+        if self.supervisor.servers[0] in self.processes:
+            self.end(self.supervisor.servers[0], KILLED)
+
+
+def test_a_frozen_spare_is_killed_and_does_not_delay_who_takes_a_lost_place() -> None:
+    """The job stood still until the supervisor's patience was at its end."""
+    worlds = [FreezesASpare(seed) for seed in range(60)]
+    frozen = [world for world in worlds if world.run() and world.frozen]
+    assert len(frozen) > 20
+    for world in frozen:
+        assert any(f"kills {world.frozen}" in line for line in world.story), world.story
+        assert world.now - world.began < 20.0, world.story
+
+
+@pytest.mark.parametrize(
+    ("awake", "chosen"), [(["server-3", "server-4"], "server-3"), (["server-4"], "server-4")]
+)
+def test_a_spare_that_has_become_quiet_is_not_chosen_while_there_are_others(
+    awake: list[Member], chosen: Member
+) -> None:
+    config = Config.from_dict({"servers": 3, "parity": 1, "trainers": 1})
+    servers = ["server-0", "server-1", "server-2"]
+    state = first_state(1, servers, ["trainer-0"])
+    machine = CoordinatorMachine(state, config.layout, epoch=1, now=0.0)
+    said = [(member, 0.0) for member in [*servers, "trainer-0", "server-3", "server-4"]]
+    for member, at in [*said, *((member, 1.0) for member in awake)]:
+        hello = Hello(view=NO_VIEW, member=member, role=member[:-2], address=f"at {member}")
+        machine.receive(member, hello, at)
+    machine.receive(SUPERVISOR, Suspect(view=NO_VIEW, member="server-1", gone=True), 1.1)
+    assert machine.gathering
+    promise = Promise(view=machine.gathering.view, held=0, blank=False, whole=True, dense=True)
+    for member in ("server-0", "server-2", "trainer-0"):
+        machine.receive(member, promise, 1.2)
+    assert machine.install.servers == ["server-0", chosen, "server-2"]
 
 
 def test_a_stall_gets_a_new_view_then_replaces_whom_all_wait_for_and_only_then_ends() -> None:

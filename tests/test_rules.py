@@ -7,7 +7,7 @@ with nothing broken, so it is the rule that makes the difference.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -18,6 +18,7 @@ from broken_rules import (
     AHEAD,
     COORDINATORS,
     FENCE,
+    FROZEN_SPARES,
     HARD,
     LATE,
     OVER,
@@ -35,6 +36,7 @@ from planaria.coordinator.machine import (
     Gathering,
     first_state,
 )
+from planaria.coordinator.watch import Watch
 from planaria.errors import StepError
 from planaria.kernels.parity import add_delta
 from planaria.kernels.types import Index, Records
@@ -319,6 +321,21 @@ class TakesSilentForGone(CoordinatorMachine):
             self._give_up(list(self.silent))
 
 
+class ForgetsSpares(CoordinatorMachine):
+    """A bug that was found: a frozen spare took a place, and nobody missed it there."""
+
+    @property
+    def expected(self) -> set[Member]:
+        return super().expected & set(self.members)
+
+
+class ExpectsNobody(Watch):
+    """The second line of defence: whoever takes a place must show itself."""
+
+    def expect(self, members: Iterable[Member], now: float) -> None:
+        pass
+
+
 class Shared(Disk):
     """An epoch is claimed by exclusive create, and whoever does not own its epoch is refused."""
 
@@ -388,6 +405,7 @@ CONTROLS: list[Control] = [
     ("found: asks once", broken(AsksOnce), 8, {}),
     ("found: ends half rebuilt", broken(EndsHalfRebuilt), 24, HARD),
     ("found: no addresses", broken(InstallsWithoutAddresses), 0, {**COORDINATORS, "steps": 1}),
+    ("found: a frozen spare", broken(ForgetsSpares, ExpectsNobody), 2, FROZEN_SPARES),
     ("found: late request", broken(AnswersLateRequests), 5, LATE),
     ("found: two ahead", broken(RefusesTwoStepsAhead), 15, AHEAD),
 ]

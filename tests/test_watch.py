@@ -37,6 +37,13 @@ def test_who_was_never_heard_of_or_is_forgotten_is_not_expected() -> None:
     assert ticked(watched, 20.0) == []
 
 
+def test_who_is_expected_must_show_itself_though_it_was_never_heard_of() -> None:
+    watched = watch()
+    watched.expect(["a", "b"], 11.0)  # which is no sign of life of `a`
+    assert ticked(watched, 12.5) == [Silence("a", 2.5, hung=False)]
+    assert [silence.member for silence in ticked(watched, 13.5, 13.0)] == ["a", "b"]
+
+
 def test_a_watcher_that_slept_gives_everybody_a_fresh_start() -> None:
     watched = watch()
     assert watched.tick(75.0) == []

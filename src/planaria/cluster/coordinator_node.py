@@ -57,8 +57,7 @@ class CoordinatorNode(Node):
         )
         self.watch = Watch(config.cluster.heartbeat_limit_ms / 1000, config.cluster.hang_limit_s)
         if saved:  # everybody was there once: who does not show up is silent
-            for expected in self.machine.members:
-                self.watch.heard(expected, time.monotonic())
+            self.watch.expect(self.machine.members, time.monotonic())
         self.book.update(state.install.addresses)
         self._announced: Install | None = None
         self._silent: dict[Member, Silence] = {}  # found to be, and not given up so far
@@ -112,11 +111,11 @@ class CoordinatorNode(Node):
                 self.watch.heard(envelope.sender, now, age_ms / 1000)
                 self._receive(envelope.sender, envelope.message)
             for silence in self.watch.tick(now):
-                if silence.member not in self.machine.members:
-                    self.watch.forget(silence.member)
-                elif silence.member not in self.machine.dead:
+                if silence.member in self.machine.expected:
                     self._silent[silence.member] = silence
                     self._suspect(silence.member, gone=False)
+                else:
+                    self.watch.forget(silence.member)
             self._after(self.machine.tick(now))
         log(f"the job is over: {self.machine.failure or 'done'}")
         self.line.tell(Finished(failure=self.machine.failure))
@@ -159,3 +158,4 @@ class CoordinatorNode(Node):
         if self._announced is None or install.view != self._announced.view:
             self.line.tell(Viewed.of(install))
         self._announced = install
+        self.watch.expect(self.machine.members, time.monotonic())

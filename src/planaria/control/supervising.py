@@ -353,14 +353,16 @@ class SupervisorMachine:
         child = self.children.get(told.member)
         if child is None:
             return  # it has ended meanwhile, and how is known
-        what, key = "it is silent", "heartbeat_limit_ms"
-        if told.hung:
-            what, key = "its main loop hangs", "hang_limit_s"
+        key = "hang_limit_s" if told.hung else "heartbeat_limit_ms"
+        what = "its main loop hangs" if told.hung else "it is silent"
         reason = (
             f"{what} for {told.seconds:.1f} s; if it was only slow, on a machine with too much to "
             f"do, raise cluster.{key}"
         )
-        self._note_failure(told.member, child, "hung", reason)
+        if child.placed:
+            self._note_failure(told.member, child, "hung", reason)
+        else:  # a spare: no view will drop it
+            self._kill(told.member, reason)
 
     def _on_coordinator_gone(self, member: Member, child: Child, ended: Ended) -> None:
         self._note_failure(member, child, ended.kind, child.condemned or reason_of(ended))
@@ -380,7 +382,7 @@ class SupervisorMachine:
     def _on_unplaced_gone(self, member: Member, child: Child, ended: Ended) -> None:
         """A spare is never fatal; one that a view waits for is tried again, but not for ever."""
         role = child.role
-        self._barren[role] += 1
+        self._barren[role] += not (child.ready and child.condemned)  # it was of use until then
         self.notes.append(f"{member}, which had no place yet, ended: {reason_of(ended)}")
         if self._barren[role] < MOST_BARREN:
             if self._wanted[role] or (role == "server" and len(self.spares) < self.config.spares):

@@ -37,6 +37,7 @@ from planaria.wire.messages import (
 
 SUPERVISOR: Member = "supervisor"
 
+QUIET_S = 0.5  # spares say hello several times as often; who does not may be frozen
 FENCED = "fenced: the others went on without this process"
 DONE = "the job is done"
 
@@ -112,7 +113,8 @@ class CoordinatorMachine:
         self.dead: set[Member] = set()
         self.silent: dict[Member, float] = {}  # not given up yet, and since when
         self.addresses: dict[Member, str] = dict(state.install.addresses)
-        self.spares: dict[str, list[Member]] = {"server": [], "trainer": []}
+        # By role, in the order in which they came: when each has said hello last.
+        self.spares: dict[str, dict[Member, float]] = {"server": {}, "trainer": {}}
         self.installed: set[Member] = set()
         self.whole: set[Member] = set()
         # Trainers and keepers that may not have the dense state yet.
@@ -138,6 +140,11 @@ class CoordinatorMachine:
     @property
     def members(self) -> list[Member]:
         return [*self.install.servers, *self.install.trainers]
+
+    @property
+    def expected(self) -> set[Member]:
+        """Whose silence matters: a spare that is silent must not take a place."""
+        return {*self.members, *self.spares["server"], *self.spares["trainer"]} - self.dead
 
     @property
     def keepers(self) -> list[Member]:
@@ -196,10 +203,12 @@ class CoordinatorMachine:
                 for member in self.members:
                     if member not in self.installed:
                         self._send(member, self._with_addresses())
-        elif hello.role in self.spares and hello.member not in self.spares[hello.role]:
-            self.spares[hello.role].append(hello.member)
-            self._asked[hello.role] = max(self._asked[hello.role] - 1, 0)
-            self._decide_if_complete()
+        elif (spares := self.spares.get(hello.role)) is not None:
+            is_new = hello.member not in spares
+            spares[hello.member] = self._now
+            if is_new:
+                self._asked[hello.role] = max(self._asked[hello.role] - 1, 0)
+                self._decide_if_complete()
 
     def start_afresh(self, now: float) -> Outbox:
         """Nothing moves and nobody knows why: a new view makes everybody send again."""
@@ -237,8 +246,7 @@ class CoordinatorMachine:
         for member in gone:
             self.silent.pop(member, None)
             for spares in self.spares.values():
-                if member in spares:
-                    spares.remove(member)
+                spares.pop(member, None)
         if not set(gone).isdisjoint(self.members):
             self._change()
 
@@ -372,7 +380,13 @@ class CoordinatorMachine:
         return self.install
 
     def _living_or_spare(self, role: str, member: Member) -> Member:
-        return self.spares[role].pop(0) if member in self.dead else member
+        if member not in self.dead:
+            return member
+        spares = self.spares[role]
+        awake = (spare for spare, at in spares.items() if self._now - at <= QUIET_S)
+        chosen = next(awake, None) or next(iter(spares))  # who came first is readiest
+        del spares[chosen]
+        return chosen
 
     # ------------------------------------------------------------------ scrubbing
 

@@ -6,6 +6,7 @@ its sender's own clock. Who slept itself says nothing about the others.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planaria.wire.messages import Member
@@ -41,11 +42,13 @@ class Watch:
         self._last_tick: float | None = None
 
     def heard(self, member: Member, now: float, age_s: float = 0.0) -> None:
-        """A beat with its sender's age, or any other message: its main loop has just turned.
-
-        Also for a member that must show itself from now on, though it has said nothing yet.
-        """
+        """A beat with its sender's age, or any other message: its main loop has just turned."""
         self._heard[member] = (now, age_s)
+
+    def expect(self, members: Iterable[Member], now: float) -> None:
+        """They must show themselves from now on, though some have said nothing so far."""
+        for member in members:
+            self._heard.setdefault(member, (now, 0.0))
 
     def forget(self, member: Member) -> None:
         self._heard.pop(member, None)

@@ -62,8 +62,7 @@ def become_coordinator(world: ControlWorld, member: Member, process: Process) ->
     limit_s = config.cluster.heartbeat_limit_ms / 1000
     process.watch = Watch(limit_s, config.cluster.hang_limit_s)
     if state.epoch < epoch:
-        for expected in process.machine.members:
-            process.watch.heard(expected, world.now)
+        process.watch.expect(process.machine.members, world.now)
     after_call(world, member, process, process.machine.take_outbox())
 
 
@@ -72,12 +71,12 @@ def tick_coordinator(world: ControlWorld, member: Member, process: Process) -> N
     assert process.watch
     machine = process.machine
     for silence in process.watch.tick(world.now):
-        if silence.member not in machine.members:
-            process.watch.forget(silence.member)
-        elif silence.member not in machine.dead:
+        if silence.member in machine.expected:
             process.silent[silence.member] = silence
             suspect = Suspect(view=NO_VIEW, member=silence.member, gone=False)
             after_call(world, member, process, machine.receive(SUPERVISOR, suspect, world.now))
+        else:
+            process.watch.forget(silence.member)
     after_call(world, member, process, machine.tick(world.now))
     for tell in process.teller.due(world.now):
         world.to_supervisor(member, tell)
@@ -99,8 +98,8 @@ def obey(world: ControlWorld, member: Member, process: Process, orders: Orders) 
 
 
 def after_call(world: ControlWorld, member: Member, process: Process, outbox: Outbox) -> None:
-    machine = process.machine
-    if machine is None or member not in world.processes:
+    machine, watch = process.machine, process.watch
+    if machine is None or watch is None or member not in world.processes:
         return
     state = machine.take_state()
     if state is not None:
@@ -120,6 +119,7 @@ def after_call(world: ControlWorld, member: Member, process: Process, outbox: Ou
     if install.addresses and install.view != process.announced:
         process.announced = install.view
         world.tell(member, Viewed.of(install))
+        watch.expect(machine.members, world.now)
     if machine.finished and not process.told_end:
         process.told_end = True
         world.tell(member, Finished(failure=machine.failure))

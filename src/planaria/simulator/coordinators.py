@@ -67,8 +67,7 @@ class Coordinators:
         )
         watch = world.watch_class(LIMIT_S, world.hang_s)
         if state.epoch < epoch:
-            for expected in machine.members:
-                watch.heard(expected, world.now)
+            watch.expect(machine.members, world.now)
         self.current = member
         world.processes[member] = Process("coordinator", machine, Pulse(BEAT_S, world.now), watch)
         for lost in sorted(world.condemned):
@@ -116,6 +115,8 @@ class Coordinators:
             return
         for to, message in outbox:
             self.world.send(member, to, message)
+        if process.watch and process.machine.install.addresses:
+            process.watch.expect(process.machine.members, self.world.now)
         if process.machine.finished and member == self.current:
             self.world.ended = True
         self.world.wake(member)

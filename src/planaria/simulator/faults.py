@@ -30,6 +30,7 @@ KINDS = (
     "kill coordinator",
     "kill coordinator saving",  # just before or just after it saves, with some messages sent
     "kill spare",
+    "freeze spare",  # for good: it takes a place, perhaps, and must not keep it
     "kill newborn",  # the next process that is started dies before it says hello
     "pause server",  # past the heartbeat limit: it wakes up fenced
     "pause trainer",
@@ -156,6 +157,8 @@ def _strike_member(world: World, kind: str, victim: Member) -> None:
     world.note(f"{kind}: {victim}")
     if kind == "stall":
         world.pause(victim, _pause(world) / 2)
+    elif kind == "freeze spare":
+        world.freeze(victim)
     elif kind.startswith("pause"):
         world.pause(victim, _past_limit(world))
     elif kind.startswith("hang"):
@@ -184,7 +187,7 @@ def _victims(world: World, kind: str) -> list[Member]:
         return [member for member in members if usable(world, member)]
     if kind in ("mute member", "deafen member"):
         return [m for m in members if usable(world, m) and affordable(world, {m})]
-    if kind == "kill spare":
+    if kind in ("kill spare", "freeze spare"):
         machines = {name: process.machine for name, process in world.processes.items()}
         return [
             name

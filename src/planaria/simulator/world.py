@@ -8,6 +8,7 @@ in faults.py, what must hold all the same in checks.py. One seed decides everyth
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import Callable
 from typing import Any, Self
@@ -157,13 +158,19 @@ class World:
             return
         if self.now >= process.paused_until:
             process.pulse.turn(self.now)
-            for silence in process.watch.tick(self.now) if process.watch else ():
-                if silence.member in process.machine.members:
-                    suspect = Suspect(view=NO_VIEW, member=silence.member, gone=False)
-                    self.hand_over(SUPERVISOR, member, suspect)
+            if process.watch:
+                self._look_for_silence(member, process.watch, process.machine)
             if member in self.processes and self.now >= process.paused_until:
                 self.finish_call(member, process.machine.tick(self.now))
         self.after(TICK_S, self.tick, member)
+
+    def _look_for_silence(self, member: Member, watch: Watch, machine: CoordinatorMachine) -> None:
+        for silence in watch.tick(self.now):
+            if silence.member in machine.expected:
+                suspect = Suspect(view=NO_VIEW, member=silence.member, gone=False)
+                self.hand_over(SUPERVISOR, member, suspect)
+            else:
+                watch.forget(silence.member)
 
     def _beat(self, member: Member) -> None:
         process = self.processes.get(member)
@@ -301,6 +308,13 @@ class World:
         process.paused_until = max(process.paused_until, self.now + seconds)
         process.beats = beats
         self.after(seconds, self.wake, member)
+
+    def freeze(self, member: Member) -> None:
+        """It stands still for good. That is no fault that lasts: nobody may wait for it."""
+        process = self.processes[member]
+        process.paused_until = process.at_risk_until = math.inf
+        process.beats = False
+        self.lasts(0.0)
 
     def wake(self, member: Member) -> None:
         process = self.processes.get(member)
