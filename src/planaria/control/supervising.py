@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from planaria.config import Config
+from planaria.control.children import IDLE_S, Child
 from planaria.control.leaving import Leaving
 from planaria.coordinator.watch import Watch
 from planaria.wire.control import (
@@ -117,20 +118,6 @@ class Verdict:
     lost: bool = False
 
 
-@dataclass
-class Child:
-    role: str
-    number: int | None
-    heard_at: float  # when it last said anything, or was started
-    listening: bool = False
-    ready: bool = False
-    placed: bool = False  # whether a view names it, or it began the job
-    condemned: str = ""  # why it was killed, if it was
-    obeyed: int = 0
-    sent: tuple[int, float] = (0, 0.0)  # the orders that it was sent last, and when
-    work: tuple[object, int] = ("", -1)  # what it does, and how much of it was done
-
-
 class SupervisorMachine:
     """The supervisor of one set of processes. `verdict` says how it ended, once it has."""
 
@@ -223,6 +210,16 @@ class SupervisorMachine:
         else:
             self._due.append((self._now + min(2.0 ** (barren - 2), MOST_DELAY_S), role))
 
+    def _lacking(self, told: WantMore) -> int:
+        """Without scripts that start: they are asked for again and again, if they take long."""
+        children = self.children.values()
+        starting = sum(one.nears_its_first_batch and not one.placed for one in children)
+        if told.role != "trainer" or not starting:
+            return told.count
+        trainers = self.trainers or [f"trainer-{rank}" for rank in range(self.config.trainers)]
+        lost = sum(one not in self.children or one in self._failed for one in trainers)
+        return min(told.count, max(lost - starting, 0))
+
     # ------------------------------------------------------------------ what happens
 
     def receive(self, member: Member, told: Told | Obeyed, now: float) -> None:
@@ -247,19 +244,19 @@ class SupervisorMachine:
                 self.waiting.pop(member, None)
                 self.step = max(self.step, told.step)
                 self._moved()
-                self._end(self._leaving.on_step(member, told.step))
+                self._leaving.on_step(member, told.step)
             case Waiting():
                 self.waiting[member] = told
-                self._end(self._leaving.on_step(member, told.step))
+                self._leaving.on_step(member, told.step)
             case LeftLoop():
-                self._end(self._leaving.on_left(told))
+                self._leaving.on_left(member, told)
             case Viewed():
                 self._on_view(told)
             case Silent():
                 self._on_silent(told)
             case WantMore():
                 self._wanted[told.role] += told.count
-                for _ in range(told.count):
+                for _ in range(self._lacking(told)):
                     self._start(told.role)
             case Finished():
                 self.verdict = self._verdict_of(told)
@@ -280,6 +277,7 @@ class SupervisorMachine:
         if child is None or self.verdict:
             return
         self.waiting.pop(member, None)
+        self._leaving.on_gone(member)
         if child.role == "coordinator":
             if member == self.coordinator:
                 self._on_coordinator_gone(member, child, ended)
@@ -310,6 +308,7 @@ class SupervisorMachine:
         if not self.verdict:
             self._end_slow_starts()
             self._end_stall()
+            self._end(self._leaving.tick(now))
         self._send_orders()
 
     def order(self, **changes: object) -> None:
@@ -424,7 +423,11 @@ class SupervisorMachine:
             quiet_s = self._now - child.heard_at
             # A coordinator that listens beats, and is watched for that.
             started = child.listening if child.role == "coordinator" else child.ready
-            if not started and quiet_s > START_S:
+            limit_s = START_S
+            if child.nears_its_first_batch:
+                self._moved()  # whoever waits for it is not stalled
+                limit_s = max(IDLE_S, self.config.cluster.hang_limit_s)
+            if not started and quiet_s > limit_s:
                 self._kill(member, f"it has started and said nothing for {quiet_s:.0f} s")
 
     def _end_stall(self) -> None:
