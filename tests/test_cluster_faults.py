@@ -39,7 +39,7 @@ from planaria.cluster.run import JobRun
 from planaria.cluster.scrub import running_jobs, scrub
 from planaria.cluster.transport import open_transport
 from planaria.config import ClusterConfig
-from planaria.control.supervising import EXIT_ORPHAN
+from planaria.control.children import EXIT_ORPHAN
 from planaria.errors import ClusterError, ConfigError, DataError, LossError
 from planaria.schedule import Freeze
 from planaria.wire.codec import Envelope

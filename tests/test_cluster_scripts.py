@@ -20,8 +20,9 @@ from script_jobs import (
     undisturbed_script,
 )
 
+from planaria.control.children import FIRST_BATCH
 from planaria.errors import ClusterError
-from planaria.wire.control import Rebuilt, StepDone
+from planaria.wire.control import Rebuilt, StepDone, Working
 
 pytestmark = pytest.mark.torch
 
@@ -44,6 +45,38 @@ def test_killing_a_server_the_trainer_and_the_coordinator_changes_no_bit() -> No
     assert run.wrong == ""
     assert run.digest == undisturbed_script("loop.py")
     assert run.said[-1] == "rank 0 is through after step 30"
+
+
+def test_a_script_that_is_slow_to_start_replaces_one_that_was_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was killed as if it hung, where no spare was ready; and the job had stalled before."""
+    monkeypatch.setattr("planaria.control.supervising.START_S", 6.0)
+    monkeypatch.setattr("planaria.control.supervising.STALL_S", 1.0)
+    monkeypatch.setattr("planaria.cluster.accounts.LOOK_S", 0.5)
+    sets = (*PROTECTED, "trainers=1", "script.spares=0", "cluster.deadline_s=3")
+    run = ScriptRun("loop.py", "slow=10", sets=sets, plan=[Blow(11, ("trainer:0",))])
+    assert run.wrong == ""
+    assert run.digest == undisturbed_script("loop.py")
+    assert [one["who"] for one in run.report["failures"]] == ["trainer:0"]
+    shown = {(member, at_work.what) for member, at_work in run.beaten.of(Working)}
+    assert [member for member, what in shown if what == FIRST_BATCH] == ["trainer-1"]
+
+
+@pytest.mark.parametrize(("what", "trainers"), [("descriptors", 1), ("memory", 2)])
+def test_a_script_that_lacks_memory_or_descriptors_is_replaced_first(
+    what: str, trainers: int
+) -> None:
+    """One exception ended the job, though the next process had what this one lacked."""
+    sets = (*PROTECTED, f"trainers={trainers}")
+    run = ScriptRun("loop.py", f"lacks=6:{what}", sets=sets)
+    assert run.digest == undisturbed_script("loop.py", trainers=trainers)
+    [failure] = run.report["failures"]
+    reason = {"descriptors": "OSError: [Errno 24] Too many open files", "memory": "MemoryError"}
+    assert (failure["who"], failure["reason"]) == (
+        "trainer:0",
+        f"ended with code 1: {reason[what]}",
+    )
 
 
 @pytest.mark.campaign
@@ -115,6 +148,17 @@ def test_an_exception_ends_the_job_with_its_traceback_once(tmp_path: Path) -> No
     assert both.count("Traceback (most recent call last)") == 1
     assert "site-packages" not in both
     assert "src/planaria" not in both
+
+
+def test_a_script_that_lacks_memory_again_ends_the_job_with_its_traceback_once(
+    tmp_path: Path,
+) -> None:
+    sets = (*PROTECTED, "trainers=1")
+    done = run_script(tmp_path, "loop.py", "lacks=9:memory always", sets=sets)
+    assert done.code == 1
+    both = done.out + done.error
+    assert "failed 2 times at step 9: ended with code 1: MemoryError" in " ".join(both.split())
+    assert both.count("Traceback (most recent call last)") == 1
 
 
 def test_an_interrupt_that_a_script_raises_is_an_exception_and_no_death(tmp_path: Path) -> None:

@@ -12,15 +12,18 @@ import pytest
 
 from planaria.config import Config
 from planaria.control import supervising
+from planaria.control.children import FIRST_BATCH, Child, Ended
+from planaria.control.leaving import APART_S
 from planaria.control.rolling_back import RollBackMachine
 from planaria.control.saving import Pending, SaveMachine
-from planaria.control.supervising import Child, Ended, Kill, SupervisorMachine
+from planaria.control.supervising import Kill, Start, SupervisorMachine
 from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine, first_state
 from planaria.simulator.control import ControlWorld
 from planaria.simulator.control_campaigns import StrikesAt, run_control_seed
 from planaria.simulator.control_faults import KILLED
 from planaria.wire.control import (
     LeftLoop,
+    Listening,
     Ready,
     Rebuilding,
     Silent,
@@ -28,6 +31,7 @@ from planaria.wire.control import (
     Told,
     Viewed,
     Waiting,
+    WantMore,
     Working,
 )
 from planaria.wire.messages import NO_VIEW, Hello, Member, Promise, Suspect, View
@@ -170,6 +174,23 @@ def test_a_silent_spare_is_killed_and_another_one_started_however_often() -> Non
     assert (machine.verdict, machine.failures, len(machine.spares)) == (None, [], 1)
 
 
+def test_spares_that_die_now_and_then_were_of_use_and_are_started_again() -> None:
+    config = Config.from_dict({"servers": 3, "trainers": 1, "spares": 1})
+    for apart_s, left in ((supervising.OF_USE_S + 1, 1), (1.0, 0)):
+        machine, now = SupervisorMachine(config, 0, 0.0), 0.0
+        for _ in range(2 * supervising.MOST_BARREN):
+            for spare in machine.spares:
+                machine.receive(spare, Ready(), now)
+                now += apart_s
+                machine.on_exit(spare, Ended(-9), now)
+            for _ in range(60):  # another one is started, sooner or later
+                now += 1.0
+                machine.heard("coordinator-0", now)
+                machine.receive("server-0", Working(what="much", done=int(now), of=9999), now)
+                machine.tick(now)
+        assert (machine.verdict, len(machine.spares)) == (None, left)
+
+
 class FreezesASpare(ControlWorld):
     """A spare stands still for good, and is forgotten when a server dies."""
 
@@ -231,7 +252,7 @@ def test_a_stall_gets_a_new_view_then_replaces_whom_all_wait_for_and_only_then_e
     servers, trainers = ["server-0", "server-1", "server-2"], ["trainer-0", "trainer-1"]
     viewed = Viewed(view=View(1, 1), committed=0, servers=servers, trainers=trainers, rebuilding=[])
     machine.receive("coordinator-0", viewed, 0.0)
-    machine.receive("trainer-0", Waiting(step=7, places=[1], what="rows"), 1.0)
+    machine.receive("trainer-0", Waiting(step=7, places=[1, 2], what="rows"), 1.0)
     machine.take()
     seen: list[tuple[int, list[str]]] = []
     for tenth in range(1, 4000):
@@ -242,9 +263,9 @@ def test_a_stall_gets_a_new_view_then_replaces_whom_all_wait_for_and_only_then_e
             seen.append((machine.orders.again, killed))
         if machine.verdict:
             break
-    assert seen == [(1, ["server-1"])]
+    assert seen == [(1, ["server-1"])]  # and not those who wait for it in turn
     assert machine.verdict
-    assert "trainer:0 waits in step 7 for rows of server:1" in str(machine.verdict.sentence)
+    assert "trainer:0 waits in step 7 for rows of server:1," in str(machine.verdict.sentence)
 
 
 def test_a_trainer_that_computes_is_no_stall() -> None:
@@ -261,6 +282,93 @@ def test_a_trainer_that_computes_is_no_stall() -> None:
             machine.receive("trainer-0", at_work, float(second))
         machine.tick(float(second))
     assert (machine.verdict, machine.orders.again) == (None, 0)
+
+
+class SlowScript:
+    """A job that has lost its trainer, and runs the script again: second by second."""
+
+    def __init__(self, *sets: str) -> None:
+        config = Config.load(None, ["servers=2", "trainers=1", "spares=0", "parity=0", *sets])
+        self.machine = SupervisorMachine(config, 0, 0.0)
+        self.machine.take()
+        self.killed: list[Member] = []
+        self.second = 0
+        for member in list(self.machine.children):
+            self.machine.receive(member, Ready(), 0.0)
+        servers, trainers = ["server-0", "server-1"], ["trainer-0"]
+        viewed = Viewed(
+            view=View(1, 1), committed=0, servers=servers, trainers=trainers, rebuilding=[]
+        )
+        self.machine.receive("coordinator-0", viewed, 0.0)
+        self.machine.on_exit("trainer-0", Ended(-9, "killed by SIGKILL"), 0.0)
+        self.started = self.wants(1, 0.0)
+        self.machine.receive("trainer-1", Working(what=FIRST_BATCH, done=0, of=1), 0.0)
+
+    def wants(self, trainers: int, now: float) -> list[Member]:
+        """Whom the supervisor starts, where the coordinator asks for so many."""
+        self.machine.receive("coordinator-0", WantMore(role="trainer", count=trainers), now)
+        return [one.member for one in self.machine.take() if isinstance(one, Start)]
+
+    def pass_time(self, seconds: int, *, works: bool) -> None:
+        for second in range(self.second + 1, self.second + seconds + 1):
+            self.second, now = second, float(second)
+            self.machine.heard("coordinator-0", now)
+            if works and second % 5 == 0:
+                at_work = Working(what=FIRST_BATCH, done=second, of=second + 1)
+                self.machine.receive("trainer-1", at_work, now)
+            if second % 30 == 0:
+                self.started += self.wants(1, now)
+            self.machine.tick(now)
+            self.killed += [one.member for one in self.machine.take() if isinstance(one, Kill)]
+
+
+def test_a_script_that_works_up_to_its_first_batch_is_waited_for_and_started_once() -> None:
+    """It was killed after two minutes, and the job had stalled before; meanwhile another one was
+    started every 30 s.
+    """
+    job = SlowScript()
+    job.pass_time(3600, works=True)
+    assert (job.machine.verdict, job.machine.orders.again, job.killed) == (None, 0, [])
+    assert job.started == ["trainer-1"]
+
+
+@pytest.mark.parametrize(("sets", "limit_s"), [([], 300), (["cluster.hang_limit_s=900"], 900)])
+def test_a_script_that_does_nothing_before_its_first_batch_is_ended_at_last(
+    sets: list[str], limit_s: int
+) -> None:
+    job = SlowScript(*sets)
+    job.pass_time(limit_s, works=False)
+    assert (job.machine.verdict, job.machine.orders.again, job.killed) == (None, 0, [])
+    job.pass_time(1, works=False)
+    assert job.killed == ["trainer-1"]
+
+
+def test_a_script_that_has_slept_long_before_its_first_batch_is_no_stall_when_it_comes() -> None:
+    job = SlowScript()
+    job.pass_time(250, works=False)
+    job.machine.receive("trainer-1", Listening(role="trainer", address="there"), 250.0)
+    job.pass_time(50, works=False)
+    assert (job.machine.verdict, job.machine.orders.again, job.killed) == (None, 0, [])
+    job.pass_time(50, works=False)
+    assert job.machine.orders.again == 1, "from here on it is"
+
+
+def test_a_second_trainer_that_is_lost_is_replaced_while_a_script_starts() -> None:
+    machine = SupervisorMachine(
+        Config.from_dict({"servers": 3, "trainers": 2, "spares": 0}), 0, 0.0
+    )
+    machine.take()
+    for number in range(2):  # before any view
+        machine.on_exit(f"trainer-{number}", Ended(-9), 1.0)
+        machine.receive("coordinator-0", WantMore(role="trainer", count=1), 1.0)
+        started = [one.member for one in machine.take() if isinstance(one, Start)]
+        assert started == [f"trainer-{2 + number}"]
+        machine.receive(f"trainer-{2 + number}", Working(what=FIRST_BATCH, done=0, of=1), 1.0)
+    machine.receive("coordinator-0", WantMore(role="trainer", count=2), 31.0)
+    assert not [one for one in machine.take() if isinstance(one, Start)]
+    machine.on_exit("server-0", Ended(-9), 32.0)
+    machine.receive("coordinator-0", WantMore(role="server", count=1), 32.0)
+    assert [one.role for one in machine.take() if isinstance(one, Start)] == ["server"]
 
 
 @pytest.mark.parametrize(("rate", "stalls"), [(0, True), (1, False)])
@@ -302,11 +410,28 @@ def test_ranks_leave_their_loops_at_the_same_step(told: list[Told], says: str | 
     for one in told:
         rank = one.rank if isinstance(one, LeftLoop) else 1
         machine.receive(f"trainer-{rank}", one, 1.0)
+    for tenth in range(10, 10 * int(2 + APART_S)):
+        machine.tick(tenth / 10)
     if says is None:
         assert machine.verdict is None
     else:
         assert machine.verdict
         assert re.search(says, str(machine.verdict.sentence))
+
+
+def test_a_loop_that_an_exception_has_left_is_gone_on_with_by_whoever_replaces_it() -> None:
+    """The loop cannot tell an exception from a break: what it said ended the job, though the
+    trainer was replaced.
+    """
+    machine = SupervisorMachine(Config.from_dict({"servers": 3, "trainers": 2}), 0, 0.0)
+    machine.receive("trainer-0", LeftLoop(rank=0, step=7), 1.0)
+    machine.receive("trainer-1", Waiting(step=8, places=[], what="gradients"), 1.1)
+    machine.tick(1.2)
+    machine.on_exit("trainer-0", Ended(1, "MemoryError"), 1.5)
+    for step in range(8, 20):
+        machine.receive("trainer-2", done_by(0, step), float(step))
+        machine.tick(float(step))
+    assert machine.verdict is None
 
 
 def test_one_exception_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch) -> None:

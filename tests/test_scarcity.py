@@ -67,6 +67,33 @@ def test_last_words_that_find_no_room_keep_nobody_from_leaving(tmp_path: Path) -
     assert ends_with(program, tmp_path / "log") == 7
 
 
+@pytest.mark.parametrize(
+    ("cause", "code"),
+    [
+        ("OSError(24, 'Too many open files')", 1),
+        ("OSError(5, 'Input/output error')", 1),
+        ("FileNotFoundError(2, 'No such file or directory')", 7),
+        ("EOFError('cut off')", 7),
+        ("gzip.BadGzipFile('no gzip file')", 7),
+        ("None", 7),
+    ],
+)
+def test_data_that_one_process_cannot_read_is_read_by_another_first(
+    tmp_path: Path, cause: str, code: int
+) -> None:
+    """A trainer without a descriptor left said that the file was wrong, which ended the job."""
+    program = (
+        "import gzip; from planaria.cluster import __main__ as one, built_in\n"
+        "from planaria.errors import DataError\n"
+        "def run(*_): raise DataError('cannot read it') from " + cause + "\n"
+        "built_in.run = run; one._end_with_the_supervisor = print\n"
+        "one.supervisor_is_gone = lambda: False\n"
+        f"one.work({str(tmp_path)!r}, 'trainer', 'trainer-0', 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "cannot read it\n")
+
+
 def test_what_killed_processes_left_is_removed_by_the_next_job_but_for_their_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

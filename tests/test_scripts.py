@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -319,6 +320,34 @@ def test_a_spare_that_disagrees_is_told_and_is_not_placed(tmp_path: Path) -> Non
         while not said:
             trainers.tend()
     assert said == ["a spare trainer ended with code 0 before it was needed"]
+
+
+def test_a_spare_that_cannot_be_started_is_told_once_tried_again_and_leaves_no_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lack of descriptors at that moment ended the job."""
+    trainers, said = scripts(tmp_path, DECLARES, trainers=1)
+    monkeypatch.setattr("planaria.cluster.scripts.SPARE_AGAIN_S", 0.0)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    with trainers:
+        trainers.declare()
+        trainers.spares = 2
+        open_before = len(os.listdir("/proc/self/fd"))
+        with monkeypatch.context() as patch:
+            patch.setattr(subprocess, "Popen", refuse)
+            for _ in range(3):
+                trainers.tend()
+        gc.disable()
+        assert len(os.listdir("/proc/self/fd")) == open_before
+        gc.enable()
+        assert said == [
+            "a spare trainer could not be started: [Errno 11] Resource temporarily unavailable"
+        ]
+        trainers.tend()
+        assert len(trainers._waiting) == 2
 
 
 # ------------------------------------------------------------------ what they print and start

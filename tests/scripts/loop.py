@@ -12,6 +12,9 @@ say          prints every loss, exactly
 end=N:HOW    ends in step N: see end()
 after=HOW    ends after the loop
 unkept       learns something that is neither kept nor the same on all ranks
+lacks=N:WHAT raises OSError or MemoryError in step N on rank 0, and a spare does so only if WHAT is
+             "memory always"
+slow=S       computes for S seconds before its first batch, where it was not there from the start
 skips=N      takes no step of the optimizer in step N, on rank 1
 """
 
@@ -32,7 +35,13 @@ stop, fails = int(wanted.get("stop", -1)), int(wanted.get("raise", -1))
 apart, skips = int(wanted.get("apart", -99)), int(wanted.get("skips", -1))
 caught = int(wanted.get("caught", -1))
 ends, _, how = wanted.get("end", "-1:").partition(":")
+lacks, _, what = wanted.get("lacks", "-1:").partition(":")
 sleeps, _, seconds = wanted.get("sleep", "-1:0").partition(":")
+
+replaces = os.environ["RANK"] == "-1"
+busy_until = time.monotonic() + float(wanted.get("slow", 0)) * replaces
+while time.monotonic() < busy_until:
+    pass
 
 job = planaria.torch.connect(seed=7)
 torch.manual_seed(1)
@@ -116,6 +125,8 @@ for dense, bags, ids, liked in held or batches():
         seen.mean += job.rank
     if "say" in wanted:
         print(step, loss.item().hex(), flush=True)
+    if step == int(lacks) and job.rank == 0 and (what == "memory always" or not replaces):
+        raise OSError(24, "Too many open files") if what == "descriptors" else MemoryError
     if step == fails:
         raise RuntimeError(f"step {step} is one too many")
     if step == int(ends):

@@ -20,13 +20,7 @@ from planaria.cluster.files import JobFiles
 from planaria.cluster.nursery import serve
 from planaria.cluster.scripts import INCLUDED, run_script
 from planaria.cluster.transport import raise_descriptor_limit
-from planaria.control.supervising import (
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_FENCED,
-    EXIT_ORPHAN,
-    EXIT_REFUSED,
-)
+from planaria.control.children import EXIT_DONE, EXIT_FAILED, EXIT_FENCED, EXIT_ORPHAN, EXIT_REFUSED
 from planaria.coordinator.machine import FENCED
 from planaria.errors import CheckpointError, DataError, JobOver, PlanariaError
 from planaria.trainer.declaring import SOCKET, Raised, encode
@@ -73,7 +67,7 @@ def main() -> int:
 
 
 def _run_script(command: list[str]) -> int:
-    """A user's script. What it raises ends the job: it would be raised again."""
+    """A user's script. What it raises ends the job, unless another process may be spared it."""
     _end_with_the_supervisor(signal.SIGKILL)
     try:
         run_script(command)
@@ -89,8 +83,21 @@ def _run_script(command: list[str]) -> int:
         # Our own script has nothing wrong in it but what the data or the settings have.
         ours = command[0] == str(INCLUDED) and isinstance(error, PlanariaError)
         _tell([f"{error}\n"] if ours else _their_traceback(error, command[0]))
-        os._exit(EXIT_REFUSED)  # at once: what the script holds must not seem to be done with
+        # At once: what the script holds must not seem to be done with.
+        os._exit(EXIT_FAILED if _may_pass(error) else EXIT_REFUSED)
     return EXIT_DONE
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether it lacked something that the process which replaces it may have: memory,
+    descriptors, a disk that answers. If it has not, the job ends then.
+    """
+    if isinstance(error, DataError):
+        cause = error.__cause__
+        # Without a number it is no error of the system, but of what a damaged file has in it.
+        numbered = isinstance(cause, OSError) and cause.errno is not None
+        return numbered and not isinstance(cause, FileNotFoundError)
+    return isinstance(error, (MemoryError, OSError))
 
 
 def _is_training() -> bool:
@@ -149,8 +156,8 @@ def work(folder: str, role: str, member: Member, number: int | None) -> int:
             reason = built_in.run(files, member, number)
     except JobOver as error:
         reason = str(error)
-    except DataError as error:  # another process would read the same
-        _end(EXIT_REFUSED, str(error))
+    except DataError as error:  # another process would read the same, if it can read at all
+        _end(EXIT_FAILED if _may_pass(error) else EXIT_REFUSED, str(error))
     except CheckpointError as error:  # another process may be able to read it
         _end(EXIT_FAILED, str(error))
     except Exception:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from planaria.cluster.accounts import Works
 from planaria.cluster.archive import Archive
 from planaria.cluster.events import Exited, JobEvent, Note, Observer
 from planaria.cluster.files import Beginning, JobFiles
@@ -23,16 +24,10 @@ from planaria.cluster.node import limits_of
 from planaria.cluster.scripts import Scripts
 from planaria.cluster.transport import open_transport
 from planaria.config import Config
+from planaria.control.children import FIRST_BATCH
 from planaria.control.losses import Losses
 from planaria.control.saving import SaveMachine, named
-from planaria.control.supervising import (
-    Failure,
-    Kill,
-    Send,
-    Start,
-    SupervisorMachine,
-    Verdict,
-)
+from planaria.control.supervising import Failure, Kill, Send, Start, SupervisorMachine, Verdict
 from planaria.coordinator.machine import SUPERVISOR
 from planaria.errors import ClusterError, ExactnessError
 from planaria.exactness import Fingerprint, check
@@ -52,6 +47,7 @@ from planaria.wire.control import (
     Tell,
     Told,
     Viewed,
+    Working,
 )
 from planaria.wire.messages import Heartbeat, Member
 from planaria.wire.telling import Listener
@@ -87,6 +83,7 @@ class Attempt:
         self._addresses: dict[Member, str] = {}
         self._leaving: str | None = None  # why the job is left once the current step is saved
         self._leave_by = 0.0
+        self._works = Works()
         self._struck: set[Member] = set()  # on purpose: nobody need read their logs
 
     def __enter__(self) -> Attempt:
@@ -187,7 +184,7 @@ class Attempt:
         now = time.monotonic()
         for envelope in self.transport.receive():
             self._on_message(envelope, now)
-        self._tend_scripts()
+        self._tend_scripts(now)
         for member, ended in self.launcher.ended():
             role = self.machine.children[member].role if member in self.machine.children else ""
             self._forget(member)
@@ -203,7 +200,7 @@ class Attempt:
         for observer in self._observers:
             observer.on_tick(now, self)
 
-    def _tend_scripts(self) -> None:
+    def _tend_scripts(self, now: float) -> None:
         if self._scripts is not None:
             numbers = {
                 self.launcher.pid(member): rank
@@ -212,6 +209,15 @@ class Attempt:
             }
             self._scripts.ranks(numbers)
             self._scripts.tend()
+            for number in self._works.seen(self._scripts.starting(), now):
+                self._tell_that_it_works(number, now)
+
+    def _tell_that_it_works(self, number: int, now: float) -> None:
+        """In place of a script's process, which cannot tell so before its first batch."""
+        for member in self.launcher.processes:
+            if self.launcher.pid(member) == number:
+                looks = self._works.looks
+                self._on_told(member, Working(what=FIRST_BATCH, done=looks, of=looks + 1), now)
 
     def _act(self) -> None:
         for action in self.machine.take():

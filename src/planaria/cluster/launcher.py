@@ -15,15 +15,15 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from planaria.cluster import scripts
+from planaria.cluster.accounts import OomKills, name_of_signal
 from planaria.cluster.files import HOME, JobFiles
 from planaria.cluster.node import is_logged
 from planaria.cluster.nursery import IMPORTS, Forked, Nursery, borrow, give_back
 from planaria.cluster.scripts import Scripts
 from planaria.config import Config
-from planaria.control.supervising import Ended
+from planaria.control.children import Ended
 from planaria.exactness import environment
 from planaria.trainer.declaring import Assignment
 from planaria.wire.messages import Member
@@ -31,11 +31,6 @@ from planaria.wire.messages import Member
 ERRORS = "PLANARIA_ERRORS"  # a variable of the coordinator's; see _our_errors
 STOP_S = 2.0  # how long processes may take to leave before they are killed
 LAST_LINES = 20
-OOM_COUNTS = (
-    Path("/sys/fs/cgroup/memory.events"),
-    Path("/sys/fs/cgroup/memory/memory.oom_control"),
-    Path("/proc/vmstat"),
-)
 
 
 @dataclass
@@ -59,7 +54,7 @@ class LocalLauncher:
         self._nurseries: dict[str, Nursery] = {}  # by role
         self._unborn: list[tuple[str, Member, int | None]] = []  # who waits for a nursery
         self._failed: list[tuple[Member, Ended]] = []  # could not even be started
-        self._oom_kills = oom_kills()
+        self._oom_kills = OomKills(time.monotonic())
 
     def __enter__(self) -> LocalLauncher:
         for role in IMPORTS if self._scripts is None else ("server",):
@@ -180,6 +175,7 @@ class LocalLauncher:
     def ended(self) -> list[tuple[Member, Ended]]:
         """Who has ended since the last call."""
         self._bear()
+        self._oom_kills.tick(time.monotonic())
         found, self._failed = self._failed, []
         for descriptor, _ in self._epoll.poll(0):
             member = self._by_descriptor.get(descriptor)
@@ -208,9 +204,8 @@ class LocalLauncher:
         return Ended(code, reason)
 
     def _name_signal(self, number: int) -> str:
-        before, self._oom_kills = self._oom_kills, oom_kills()
-        reason = f"killed by {signal.Signals(number).name}"
-        if number == signal.SIGKILL and self._oom_kills > before:
+        reason = f"killed by {name_of_signal(number)}"
+        if number == signal.SIGKILL and self._oom_kills.explains_a_death():
             reason += "; the kernel says that memory ran out"
         return reason
 
@@ -264,14 +259,3 @@ def _close_input(handle: subprocess.Popen[bytes] | Forked | scripts.Process) -> 
     if handle.stdin is not None:
         with contextlib.suppress(BrokenPipeError):
             handle.stdin.close()
-
-
-def oom_kills() -> int:
-    """How often the kernel has killed for want of memory, as far as it tells."""
-    for path in OOM_COUNTS:
-        with contextlib.suppress(OSError, ValueError):
-            for line in path.read_text().splitlines():
-                name, _, count = line.partition(" ")
-                if name == "oom_kill":
-                    return int(count)
-    return 0

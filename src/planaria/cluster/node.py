@@ -21,7 +21,7 @@ from planaria.cluster.files import JobFiles
 from planaria.cluster.line import Line
 from planaria.cluster.transport import open_transport
 from planaria.config import Config
-from planaria.control.supervising import EXIT_ORPHAN
+from planaria.control.children import EXIT_ORPHAN
 from planaria.errors import ClusterError
 from planaria.trainer.dense import dlrm_layers
 from planaria.wire.codec import Envelope

@@ -12,7 +12,8 @@ import numpy as np
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import JobEvent, Note, RolledBack, Struck, Watcher
 from planaria.config import Config
-from planaria.control.supervising import Child, Failure
+from planaria.control.children import Child
+from planaria.control.supervising import Failure
 from planaria.data.metrics import Evaluation
 from planaria.errors import ClusterError
 from planaria.server.digest import Digest

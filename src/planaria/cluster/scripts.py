@@ -8,6 +8,7 @@ however long the script takes to get there. One that is missing is made by runni
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import runpy
@@ -26,9 +27,11 @@ from typing import IO, Any
 
 import msgspec
 
+from planaria.cluster.accounts import name_of_signal
 from planaria.cluster.files import HOME
 from planaria.collecting import collect_rarely
 from planaria.config import Config
+from planaria.control.children import EXIT_REFUSED
 from planaria.errors import ClusterError, ConfigError
 from planaria.exactness import environment
 from planaria.trainer.declaring import (
@@ -47,11 +50,13 @@ from planaria.trainer.declaring import (
 
 POLL_S = 0.02
 WAITED_S = 5.0  # before it is said who is waited for
+SPARE_AGAIN_S = 30.0  # before a spare that could not be started is tried again
 HELD_LINES = 1000  # printed and not shown so far: a script that prints more has to wait
 PIPE_LINES = 1 << 16  # at most, in the pipe of one that has ended
 SHOWN_LINES = 50  # of a script, before others have their turn
 LINE_CHARS = 1 << 14  # what is longer is shown as several
 INTERRUPTED = "interrupted"
+FINAL = "the traceback that ends the job"
 SPARE = -1  # the RANK of a process that has none yet
 # The script of `planaria train`, for models and data that a configuration names.
 INCLUDED = Path(__file__).parents[1] / "models" / "named.py"
@@ -146,7 +151,8 @@ class Script(Process):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(ours, rank)
         variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
-        with theirs:
+        with theirs, contextlib.ExitStack() as unless_it_starts:
+            unless_it_starts.callback(ours.close)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "planaria.cluster", "script", *command],
                 stdin=subprocess.DEVNULL,
@@ -163,10 +169,17 @@ class Script(Process):
                 text=True,
                 errors="replace",
             )
+            unless_it_starts.pop_all()
         self.pid = self._process.pid
         self._over = threading.Event()  # it has ended
         self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        try:
+            self._reader.start()
+        except RuntimeError as error:  # no more threads; nobody would read what it prints
+            self.kill()
+            self._process.wait()
+            self.close()
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def _read(self) -> None:
         """What it prints: to its log, and to whoever watches. Where that one is slower, nothing is
@@ -246,11 +259,14 @@ class Scripts:
         self._placed: list[Process] = []
         self._holders: dict[int, Process] = {}  # of ranks: the last of those that had each
         self._ours = command[0] == str(INCLUDED)
-        self._raised = False  # a script has, and its traceback was shown
+        self._raised: set[str] = set()  # tracebacks that were shown; FINAL for the last one
+        self._spare_at = 0.0  # when one may be started again
 
     def __enter__(self) -> Scripts:
-        for rank in [*range(self.trainers), *[SPARE] * self.spares]:
+        for rank in range(self.trainers):
             self._start(rank)
+        for _ in range(self.spares):
+            self._start_spare()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -266,6 +282,18 @@ class Scripts:
         script = Script(self.command, self._environment, rank, self.trainers)
         self._waiting.append(script)
         return script
+
+    def _start_spare(self) -> None:
+        """None is needed so far: what keeps it from starting may pass."""
+        if time.monotonic() < self._spare_at:
+            return
+        try:
+            self._start(SPARE)
+            self._spare_at = 0.0
+        except OSError as error:
+            if not self._spare_at:
+                self.say(f"a spare trainer could not be started: {error}")
+            self._spare_at = time.monotonic() + SPARE_AGAIN_S
 
     # ------------------------------------------------------------------ before the job
 
@@ -339,8 +367,12 @@ class Scripts:
                 script.answer()
         self._waiting = [one for one in self._waiting if not self._is_lost(one)]
         if len(self._waiting) < self.spares:
-            self._start(SPARE)
+            self._start_spare()
         self.show()
+
+    def starting(self) -> list[int]:
+        """By process number: who has a part in the job, and is on its way to its first batch."""
+        return [one.pid for one in self._placed if one.declared is None and one.poll() is None]
 
     def _refuse_if_it_differs(self, script: Process) -> None:
         if script.declared is not None and self.declared is not None:
@@ -375,11 +407,17 @@ class Scripts:
         for script in scripts:
             self._show_lines(script, len(script.lines) if everything else SHOWN_LINES)
         for script in scripts:
-            if not self._raised and script.poll() is not None:
-                if script.raised and self._is_shown(script) and not self._is_sentence(script):
-                    self._raised = True  # the others' are alike, and in their logs
-                    script.lines.extend(script.raised.splitlines())
-                    self._show_lines(script, len(script.lines))
+            if script.raised and script.poll() is not None and self._is_shown(script):
+                self._show_traceback(script)
+
+    def _show_traceback(self, script: Process) -> None:
+        """Once, however many ranks have raised it, or replacements: they are in their logs."""
+        # Those that end the job are alike. One that did not must not hide them.
+        key = FINAL if script.wait() == EXIT_REFUSED else script.raised
+        if not self._is_sentence(script) and not self._raised & {key, script.raised}:
+            self._raised |= {key, script.raised}
+            script.lines.extend(script.raised.splitlines())
+            self._show_lines(script, len(script.lines))
 
     def _is_shown(self, script: Process) -> bool:
         """A spare that is not needed so far has nothing to say."""
@@ -413,7 +451,7 @@ class Scripts:
 
 
 def _how_it_ended(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    return f"was killed by {name_of_signal(-code)}" if code < 0 else f"ended with code {code}"
 
 
 def run_script(command: Sequence[str]) -> None:

@@ -11,11 +11,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from planaria.config import Config
+from planaria.control.children import (
+    EXIT_DONE,
+    EXIT_FENCED,
+    EXIT_ORPHAN,
+    EXIT_REFUSED,
+    IDLE_S,
+    Child,
+    Ended,
+)
 from planaria.control.leaving import Leaving
 from planaria.coordinator.watch import Watch
 from planaria.wire.control import (
@@ -46,15 +55,11 @@ STALL_S = 30.0  # beyond cluster.deadline_s: without progress for so long, somet
 START_S = 120.0  # a process that starts may say nothing for so long
 MOST_DELAY_S = 30.0  # before another process is started in place of one that could not start
 MOST_BARREN = 5  # so many in a row that end before they are of any use
+OF_USE_S = 60.0  # a spare that has been ready for longer was of use
 LAST_FAILED = 3  # named with their reasons where more is lost than the code bears
 GONE_KEPT = 256  # names of ended processes that a new coordinator is told
 # How often one place may fail at one step, by what happened to it.
 PATIENCE: dict[str, int] = {"error": 2, "hung": 3, "signal": 8}
-EXIT_DONE = 0
-EXIT_FAILED = 1  # with an exception, which is in the log
-EXIT_ORPHAN = 5
-EXIT_FENCED = 6
-EXIT_REFUSED = 7  # for a reason that its last words tell the user
 
 
 @dataclass(frozen=True)
@@ -86,18 +91,6 @@ Action: TypeAlias = Start | Kill | Send
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a process has ended: its exit code, negative for a signal, and its last words."""
-
-    code: int
-    last_words: str = ""
-
-    @property
-    def kind(self) -> Literal["error", "signal"]:
-        return "signal" if self.code < 0 else "error"
-
-
-@dataclass(frozen=True)
 class Failure:
     """A process that had a part in the job is lost to it. who: "server:2", "coordinator"."""
 
@@ -115,20 +108,6 @@ class Verdict:
 
     sentence: str | None  # None: the job is done
     lost: bool = False
-
-
-@dataclass
-class Child:
-    role: str
-    number: int | None
-    heard_at: float  # when it last said anything, or was started
-    listening: bool = False
-    ready: bool = False
-    placed: bool = False  # whether a view names it, or it began the job
-    condemned: str = ""  # why it was killed, if it was
-    obeyed: int = 0
-    sent: tuple[int, float] = (0, 0.0)  # the orders that it was sent last, and when
-    work: tuple[object, int] = ("", -1)  # what it does, and how much of it was done
 
 
 class SupervisorMachine:
@@ -223,6 +202,16 @@ class SupervisorMachine:
         else:
             self._due.append((self._now + min(2.0 ** (barren - 2), MOST_DELAY_S), role))
 
+    def _lacking(self, told: WantMore) -> int:
+        """Without scripts that start: they are asked for again and again, if they take long."""
+        children = self.children.values()
+        starting = sum(one.nears_its_first_batch and not one.placed for one in children)
+        if told.role != "trainer" or not starting:
+            return told.count
+        trainers = self.trainers or [f"trainer-{rank}" for rank in range(self.config.trainers)]
+        lost = sum(one not in self.children or one in self._failed for one in trainers)
+        return min(told.count, max(lost - starting, 0))
+
     # ------------------------------------------------------------------ what happens
 
     def receive(self, member: Member, told: Told | Obeyed, now: float) -> None:
@@ -237,7 +226,7 @@ class SupervisorMachine:
             case Listening():
                 self._on_listening(member, child, told)
             case Ready():
-                child.ready = True
+                child.ready_at = now
                 self._moved()
             case Working(what=what, done=done) | Rebuilding(place=what, rows=done):
                 if child.work[0] != what or done > child.work[1]:
@@ -247,19 +236,19 @@ class SupervisorMachine:
                 self.waiting.pop(member, None)
                 self.step = max(self.step, told.step)
                 self._moved()
-                self._end(self._leaving.on_step(member, told.step))
+                self._leaving.on_step(member, told.step)
             case Waiting():
                 self.waiting[member] = told
-                self._end(self._leaving.on_step(member, told.step))
+                self._leaving.on_step(member, told.step)
             case LeftLoop():
-                self._end(self._leaving.on_left(told))
+                self._leaving.on_left(member, told)
             case Viewed():
                 self._on_view(told)
             case Silent():
                 self._on_silent(told)
             case WantMore():
                 self._wanted[told.role] += told.count
-                for _ in range(told.count):
+                for _ in range(self._lacking(told)):
                     self._start(told.role)
             case Finished():
                 self.verdict = self._verdict_of(told)
@@ -280,6 +269,7 @@ class SupervisorMachine:
         if child is None or self.verdict:
             return
         self.waiting.pop(member, None)
+        self._leaving.on_gone(member)
         if child.role == "coordinator":
             if member == self.coordinator:
                 self._on_coordinator_gone(member, child, ended)
@@ -310,6 +300,7 @@ class SupervisorMachine:
         if not self.verdict:
             self._end_slow_starts()
             self._end_stall()
+            self._end(self._leaving.tick(now))
         self._send_orders()
 
     def order(self, **changes: object) -> None:
@@ -365,10 +356,10 @@ class SupervisorMachine:
             self._kill(told.member, reason)
 
     def _on_coordinator_gone(self, member: Member, child: Child, ended: Ended) -> None:
-        self._note_failure(member, child, ended.kind, child.condemned or reason_of(ended))
+        self._note_failure(member, child, ended.kind, child.condemned or ended.reason)
         self._barren["coordinator"] += 1
         if self._barren["coordinator"] > MOST_BARREN:
-            self._end(f"the coordinator ended {MOST_BARREN + 1} times in a row: {reason_of(ended)}")
+            self._end(f"the coordinator ended {MOST_BARREN + 1} times in a row: {ended.reason}")
             return
         self._set_orders(coordinator="")
         self.coordinator = ""
@@ -377,20 +368,22 @@ class SupervisorMachine:
     def _on_member_gone(self, member: Member, child: Child, ended: Ended) -> None:
         if ended.code in (EXIT_DONE, EXIT_FENCED, EXIT_ORPHAN):
             return
-        self._note_failure(member, child, ended.kind, child.condemned or reason_of(ended))
+        self._note_failure(member, child, ended.kind, child.condemned or ended.reason)
 
     def _on_unplaced_gone(self, member: Member, child: Child, ended: Ended) -> None:
         """A spare is never fatal; one that a view waits for is tried again, but not for ever."""
         role = child.role
+        if child.ready_at is not None and self._now - child.ready_at > OF_USE_S:
+            self._barren[role] = 0
         self._barren[role] += not (child.ready and child.condemned)  # it was of use until then
-        self.notes.append(f"{member}, which had no place yet, ended: {reason_of(ended)}")
+        self.notes.append(f"{member}, which had no place yet, ended: {ended.reason}")
         if self._barren[role] < MOST_BARREN:
             if self._wanted[role] or (role == "server" and len(self.spares) < self.config.spares):
                 self._start_later(role)
         elif self._wanted[role]:
             self._end(
                 f"{MOST_BARREN} {role}s in a row ended before they could take a place: "
-                f"{reason_of(ended)}"
+                f"{ended.reason}"
             )
         else:
             self.notes.append(f"no more spares are started: {MOST_BARREN} in a row have ended")
@@ -426,7 +419,11 @@ class SupervisorMachine:
             quiet_s = self._now - child.heard_at
             # A coordinator that listens beats, and is watched for that.
             started = child.listening if child.role == "coordinator" else child.ready
-            if not started and quiet_s > START_S:
+            limit_s = START_S
+            if child.nears_its_first_batch:
+                self._moved()  # whoever waits for it is not stalled
+                limit_s = max(IDLE_S, self.config.cluster.hang_limit_s)
+            if not started and quiet_s > limit_s:
                 self._kill(member, f"it has started and said nothing for {quiet_s:.0f} s")
 
     def _end_stall(self) -> None:
@@ -448,7 +445,8 @@ class SupervisorMachine:
             self._set_orders(again=self.orders.again + 1)
         elif self._stalls == 2 and blamed and self.servers:
             self.notes.append(f"{quiet}: whom all wait for is replaced")
-            for place in sorted(blamed):
+            # Others may only wait for one of them in turn: no more than can be borne.
+            for place in sorted(blamed)[: max(self.config.r, 1)]:
                 if self.servers[place] in self.children:
                     self._kill(self.servers[place], "trainers wait for it in vain")
         else:
@@ -489,11 +487,3 @@ class SupervisorMachine:
     def _end(self, sentence: str | None) -> None:
         if sentence is not None:
             self.verdict = self.verdict or Verdict(sentence)
-
-
-def reason_of(ended: Ended) -> str:
-    """In words, for a line and the report."""
-    if ended.code < 0:
-        return ended.last_words or f"killed by signal {-ended.code}"
-    words = f": {ended.last_words}" if ended.last_words else ""
-    return f"ended with code {ended.code}{words}"

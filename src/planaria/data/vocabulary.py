@@ -57,7 +57,7 @@ class Vocabulary:
                 f"there is no vocabulary {name}; make it with `planaria data vocabulary`"
             ) from None
         except (OSError, ValueError) as error:
-            raise DataError(f"cannot read the vocabulary {name}: {error}") from None
+            raise DataError(f"cannot read the vocabulary {name}: {error}") from error
         if len(lines) >= rows:
             raise DataError(
                 f"{name} has {len(lines)} values; expected {rows - 1} or fewer, because the schema "

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from planaria.control.supervising import EXIT_FAILED, Ended
+from planaria.control.children import EXIT_FAILED, Ended
 from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine, first_state
 from planaria.coordinator.watch import Pulse, Silence, Watch
 from planaria.simulator.puppets import Puppet

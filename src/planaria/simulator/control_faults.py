@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planaria.control.supervising import EXIT_FAILED, Ended
+from planaria.control.children import EXIT_FAILED, Ended
 from planaria.wire.messages import Member
 
 if TYPE_CHECKING:
