@@ -40,6 +40,7 @@ from planaria.torch import (
 )
 from planaria.trainer.declaring import (
     MOST_BYTES,
+    SOCKET,
     Declaration,
     Refusal,
     Settings,
@@ -172,6 +173,8 @@ def test_saving_needs_a_folder(job: Job) -> None:
 def test_connect_and_the_command_agree_on_the_number_of_trainers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv(SOCKET, "3")
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"the script wants 3, but 2 run it.*--set trainers=3"):
         connect(trainers=3)
