@@ -200,6 +200,7 @@ def test_bad_use_in_the_loop_gets_a_sentence_and_training_goes_on() -> None:
         "a second backward": "do several of them within job.accumulate()",
         "a late collection": "make collections before the first batch",
         "an id in evaluation": "has no row",
+        "an id of a feature": "table of_a has no row",
         "an optimizer that is not kept": "call job.keep(model=model, optimizer=optimizer)",
         "labels that do not fit": "labels and logits must both be [samples]",
         "a forward after the loop": "predict within job.evaluate()",
