@@ -96,7 +96,7 @@ def main():
             with job.evaluate():
                 predicted = model(*some[:2])
             torch.save({"model": model.state_dict(), "predicted": predicted}, wanted.out)
-    print(f"mean loss of the last 50 steps: {sum(losses[-50:]) / len(losses[-50:]):.4f}")
+    print(f"mean loss of the last 50 steps: {sum(losses[-50:]) / max(len(losses[-50:]), 1):.4f}")
 
 
 if __name__ == "__main__":

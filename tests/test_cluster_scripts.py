@@ -79,17 +79,30 @@ def test_a_script_that_lacks_memory_or_descriptors_is_replaced_first(
     )
 
 
-@pytest.mark.campaign
-def test_a_batch_that_takes_long_is_no_death_and_a_server_is_repaired_meanwhile() -> None:
+def rebuilt_s(sleeps_s: float) -> tuple[float, float]:
+    """How long a server's repair takes from its kill in step 10, whose batch takes so long; and how
+    long before the end of that step it is done.
+    """
     limits = ("trainers=1", "cluster.heartbeat_limit_ms=2000", "script.spares=0")
-    plan = [Blow(9, ("server:1",), delay_ms=500)]
-    run = ScriptRun("loop.py", "sleep=10:6", sets=(*PROTECTED, *limits), plan=plan)
+    plan = [Blow(9, ("server:1",), delay_ms=500 if sleeps_s else 0)]  # amid the batch
+    words = [f"sleep=10:{sleeps_s}"] if sleeps_s else []
+    run = ScriptRun("loop.py", *words, sets=(*PROTECTED, *limits), plan=plan)
     assert [one["who"] for one in run.report["failures"]] == ["server:1"]
     assert run.digest == undisturbed_script("loop.py")
     events = run.beaten.beating.events
     [whole] = [one.at for one in events if isinstance(one.what, Rebuilt)]
     after = [one.at for one in events if isinstance(one.what, StepDone) and one.what.step == 10]
-    assert whole < min(after) - 2.0, "the repair has waited for the batch"
+    return whole - run.beaten.beating.struck_at, min(after) - whole
+
+
+@pytest.mark.campaign
+def test_a_batch_that_takes_long_is_no_death_and_a_server_is_repaired_meanwhile() -> None:
+    """As fast as where no batch takes long."""
+    took_s, before_s = rebuilt_s(20.0)
+    otherwise_s, _ = rebuilt_s(0.0)
+    print(f"repaired in {took_s:.2f} s, and in {otherwise_s:.2f} s where no batch takes long")
+    assert before_s > 10.0, "the repair has waited for the batch"
+    assert took_s < otherwise_s + 3.0
 
 
 def test_what_the_last_step_changes_on_one_rank_alone_is_noticed() -> None:
@@ -118,8 +131,9 @@ def test_a_step_that_one_rank_skips_is_noticed_in_the_next_one(
 def test_one_trainer_learns_what_plain_torch_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(SCRIPTS.parent))
     run = ScriptRun("twin.py", sets=(*PLAIN, "trainers=1"))
-    furthest = dict(line.split() for line in run.said[-4:])
-    assert sorted(furthest) == ["adagrad", "adam", "momentum", "sgd"]
+    furthest = dict(line.split() for line in run.said[-8:])
+    plain = ["adagrad", "adam", "momentum", "sgd"]
+    assert {*furthest} == {*plain, *(f"{name}_weighted" for name in plain)}
     assert all(float(distance) < 1e-4 for distance in furthest.values()), furthest
 
 
@@ -244,6 +258,7 @@ def test_bad_use_in_the_loop_gets_a_sentence_and_training_goes_on() -> None:
         "a second backward": "do several of them within job.accumulate()",
         "a late collection": "make collections before the first batch",
         "an id in evaluation": "has no row",
+        "an id of a feature": "table of_a has no row",
         "an optimizer that is not kept": "call job.keep(model=model, optimizer=optimizer)",
         "labels that do not fit": "labels and logits must both be [samples]",
         "a forward after the loop": "predict within job.evaluate()",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import planaria.torch
 from planaria import Optimizer
 from planaria.cluster.run import check_data
 from planaria.config import Config
-from planaria.errors import ArgumentError, ConfigError
+from planaria.errors import ArgumentError, ConfigError, StateError
+from planaria.models import predicting
 from planaria.torch import (
     EmbeddingBag,
     EmbeddingBagCollection,
@@ -22,6 +24,8 @@ from planaria.torch import (
     EmbeddingCollection,
     EmbeddingConfig,
     KeyedJaggedTensor,
+    frozen,
+    keeping,
 )
 from planaria.torch.features import bind_all
 from planaria.torch.keeping import Keeper
@@ -110,6 +114,45 @@ def test_states_are_kept_on_the_host_whatever_torch_s_default_device_is() -> Non
         keeper = Keeper({"layer": layer, "tables": planaria.torch.Adagrad(lr=0.1)})
         keeper.thaw(keeper.freeze())
     assert layer.weight.device == CPU
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps", "xpu"])
+def test_every_kind_of_device_that_is_there_is_seeded_with_a_step(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    seeds: list[int] = []
+    asked = torch.backends.mps if kind == "mps" else getattr(torch, kind)
+    seeding = "manual_seed" if kind == "mps" else "manual_seed_all"
+    monkeypatch.setattr(asked, "is_available", lambda: True)
+    monkeypatch.setattr(getattr(torch, kind), seeding, seeds.append)
+    keeping._seeding_devices.cache_clear()
+    try:
+        for step in (1, 2, 1):
+            keeping.seed_torch(0, step, 0)
+            assert seeds[-1] == torch.default_generator.initial_seed()
+    finally:
+        keeping._seeding_devices.cache_clear()
+    assert seeds[0] == seeds[2] != seeds[1]
+
+
+def test_a_model_that_was_trained_on_a_gpu_can_be_scored_without_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As if its tensors had been there when they were packed."""
+    node_of = frozen._tensor_node
+    with monkeypatch.context() as on_gpu:
+        on_gpu.setattr(
+            frozen,
+            "_tensor_node",
+            lambda *tensor: ([*node_of(*tensor)[0], "xpu"], *node_of(*tensor)[1:]),
+        )
+        state = frozen.pack({"model": {"weight": torch.ones(3)}})
+    with pytest.raises(StateError, match="XPU"):
+        frozen.unpack(state)
+    config = Config.from_dict({"model": {"name": "deepfm"}, "trainer": {"device": "xpu"}})
+    checkpoint: Any = SimpleNamespace(dense=lambda: {"dense": state})
+    found = predicting._dense_state(config, checkpoint, tmp_path)
+    assert (found["weight"].device, found["weight"].tolist()) == (CPU, [1, 1, 1])
 
 
 def is_moved(call: ast.Call) -> bool:

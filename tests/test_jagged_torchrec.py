@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jagged_bags import Bags, bags, parts
 from plain_collections import PlainEmbeddingBagCollection
 
+import planaria.torch as pt
 from planaria.errors import ArgumentError
 from planaria.models import MODELS
 from planaria.torch import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -26,8 +27,8 @@ with warnings.catch_warnings():  # of parts of FBGEMM that need a GPU
     )
     from torchrec.models.dlrm import DLRM as TheirDLRM  # noqa: N811
     from torchrec.models.dlrm import DLRM_DCN
-    from torchrec.modules.embedding_configs import EmbeddingBagConfig
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
     from torchrec.sparse import jagged_tensor as theirs
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
@@ -115,6 +116,56 @@ def test_jagged_tensors_are_as_theirs(content: Bags, width: int | None, by_offse
 
 def assert_lists(ours: Any, other: Any) -> None:
     assert [one.tolist() for one in ours] == [one.tolist() for one in other]
+
+
+CPU = torch.device("cpu")
+
+
+@settings(deadline=None)
+@given(bags(min_keys=1, min_samples=1), st.booleans(), st.booleans())
+def test_what_models_ask_of_memory_is_answered_as_by_theirs(
+    content: Bags, weighted: bool, by_offsets: bool
+) -> None:
+    arguments = parts(content, weighted=weighted, by_offsets=by_offsets)
+    ours, other = KeyedJaggedTensor(**arguments), theirs.KeyedJaggedTensor(**arguments)
+    assert ours.size_in_bytes() == other.size_in_bytes()
+    for question in (
+        "variable_stride_per_key",
+        "stride_per_key_per_rank",
+        "inverse_indices_or_none",
+    ):
+        assert getattr(ours, question)() == getattr(other, question)()
+    first = next(iter(content))
+    pairs: list[tuple[Any, Any]] = [(ours, other), (ours[first], other[first])]
+    for one, two in pairs:
+        one.record_stream(None)  # nothing of it is on a device
+        assert shape(type(one).empty_like(one)) == shape(type(two).empty_like(two))
+        assert shape(type(one).empty_like(one, CPU)) == shape(type(two).empty_like(two, CPU))
+    assert_same_keyed(ours.flatten_lengths(), other.flatten_lengths())
+
+
+def shape(jagged: Any) -> list[Any]:
+    """All but the values, which are those of any memory."""
+    tensors = [jagged.values(), jagged.weights_or_none(), jagged.lengths_or_none()]
+    found = [None if one is None else (one.dtype, one.shape, one.device) for one in tensors]
+    is_keyed = hasattr(jagged, "keys")
+    return [*found, *([jagged.keys(), jagged.stride()] if is_keyed else [])]
+
+
+def test_a_collection_of_rows_says_of_itself_what_theirs_says() -> None:
+    tables = [(20, 4, "t0", ["a", "b"]), (30, 4, "t1", ["a"])]
+    ours = pt.EmbeddingCollection([pt.EmbeddingConfig(*table) for table in tables])
+    other = EmbeddingCollection(
+        tables=[
+            EmbeddingConfig(num_embeddings=rows, embedding_dim=dim, name=name, feature_names=names)
+            for rows, dim, name, names in tables
+        ]
+    )
+    for question in ("embedding_dim", "need_indices", "embedding_names_by_table"):
+        assert getattr(ours, question)() == getattr(other, question)()
+    sizes = [pt.EmbeddingConfig(9, dim, f"t{dim}", [f"f{dim}"]) for dim in (8, 4)]
+    with pytest.raises(ArgumentError, match="the tables have several, 4, 8; ask embedding_configs"):
+        pt.EmbeddingCollection(sizes).embedding_dim()
 
 
 @settings(deadline=None)

@@ -15,7 +15,7 @@ from store_jobs import StoreJob
 from torch import nn
 
 from planaria import Optimizer
-from planaria.errors import RowError
+from planaria.errors import ArgumentError, RowError
 from planaria.kernels.types import Floats, Index
 from planaria.torch import (
     EmbeddingBag,
@@ -178,6 +178,33 @@ def test_ids_that_were_written_to_after_they_were_asked_for_are_looked_up_again(
     features.values().fill_(5)
     assert torch.equal(users(features).values()[0], job.weights("user")[5])
     assert len(job.lookups) > before
+
+
+def test_ids_that_no_table_has_are_refused_by_forward_only() -> None:
+    """A loop may take their remainders first. The rows of other features are asked for all the
+    same.
+    """
+    users, items = collection("user"), collection("item")
+    job = StoreJob(SGD, nn.ModuleList([users, items]))
+    features = keyed(user=[3, 17], item=[2])
+    ahead, asked = looking_ahead(job, [features], users, items)
+    assert asked == [[[12]]]  # of both tables' arena, in which items follow ten users
+    ahead.arrive(lambda rows: job.lookup(rows), job.new_step())
+    with pytest.raises(RowError, match="table user has no row 17, which feature 'user_id' names"):
+        users(features)
+    found = users(keyed(user=[3, 7])).values()
+    assert torch.allclose(found[0], job.weights("user")[[3, 7]].sum(0))
+
+
+def test_ids_of_a_wrong_type_are_refused_by_forward_only() -> None:
+    users = collection("user")
+    job = StoreJob(SGD, users)
+    wrong = KeyedJaggedTensor(["user_id"], torch.tensor([3.0]), lengths=torch.tensor([1]))
+    ahead, asked = looking_ahead(job, [wrong], users)
+    assert asked == []
+    ahead.arrive(lambda rows: job.lookup(rows), job.new_step())
+    with pytest.raises(ArgumentError, match="ids must be int64 or int32"):
+        users(wrong)
 
 
 def test_the_batches_are_closed_with_it() -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from planaria.dense import DenseCopies
-from planaria.torch.job import Job, _Step
+from planaria.torch.job import Job
+from planaria.torch.step import Step
 from planaria.trainer.machine import TrainerJob, TrainerMachine
 from planaria.wire.messages import Answer, Install, View
 
@@ -76,7 +77,7 @@ def test_lookups_after_the_gradients_and_those_of_the_next_step_have_different_n
     job._parts, job._has_left = count(1), False
     sparse: Any = None
     for step in (4, 5, 6):
-        job._now = _Step(step, sparse)
+        job._now = Step(step, sparse)
         job._lookup([])
         job._now.pushed = True
         job._lookup([])

@@ -31,6 +31,46 @@ def test_the_current_step_is_tried_some_times_each_further_ahead(tmp_path: Path)
     assert saves.saved_now is False  # so that nobody waits for another
 
 
+def walk_and_tell(saves: SaveMachine, first: int, last: int, *, late: bool) -> list[int]:
+    """How far ahead steps were named, of which everybody tells the same at once."""
+    ahead, named = [], saves.save_at
+    for step in range(first, last + 1):
+        saves.on_step(step, step / 10)
+        saves.tick(step / 10)
+        if saves.save_at == named:
+            continue
+        named = saves.save_at
+        ahead.append(named - step)
+        if late:
+            told_too_late(saves, named, step / 10)
+        else:
+            for one in saved_by_all(saves.config, named).told:
+                pass_on(saves, one)
+            saves.on_published(named, step / 10)
+    return ahead
+
+
+def test_a_save_that_somebody_wants_is_tried_again_each_time_further_ahead(tmp_path: Path) -> None:
+    """It was asked for once, and never came if somebody was told too late."""
+    saves = SaveMachine(config(tmp_path), 0, 0.0)
+    assert walk_and_tell(saves, 1, 19, late=True) == []
+    saves.save_soon()
+    ahead = walk_and_tell(saves, 20, 200, late=True)
+    assert len(ahead) == TRIES
+    assert ahead == sorted({*ahead})
+    saves.save_soon()  # somebody wants another one
+    assert len(walk_and_tell(saves, 201, 250, late=False)) == 1
+
+
+def test_a_save_that_somebody_wants_and_that_was_made_late_is_made_once(tmp_path: Path) -> None:
+    saves = SaveMachine(config(tmp_path), 0, 0.0)
+    walk_and_tell(saves, 1, 19, late=True)
+    saves.save_soon()
+    assert len(walk_and_tell(saves, 20, 20, late=True)) == 1
+    assert len(walk_and_tell(saves, 21, 200, late=False)) == 1
+    assert saves.newest() == saves.save_at
+
+
 def test_a_step_that_is_the_last_possible_one_is_not_tried_at_another(tmp_path: Path) -> None:
     saves = SaveMachine(config(tmp_path, "checkpoint.every_s=1", "checkpoint.every_steps=0"), 0, 0)
     for step in range(1, 10):

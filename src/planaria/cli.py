@@ -152,7 +152,8 @@ def run_command(
         leave(EXIT_CONFIG, f"{script}: expected a Python file, but there is none")
     given, _ = read(config, sets)
     check_early(given, kill, freeze, resume)
-    settings = Settings(str(config) if config else None, sets or [])
+    # Whole, because the script may go elsewhere before it connects.
+    settings = Settings(str(config.absolute()) if config else None, sets or [])
     with trainers(given, [str(script), *(arguments or ())], settings) as (job, scripts):
         schedule = make_schedule(job, kill, freeze)
         start = look_for_start(job, resume)

@@ -165,7 +165,7 @@ def import_command(
                 job = _declared([str(INCLUDED)], job, settings, own_data=False)
         else:
             given = Config.load(config, sets or ())
-            settings = Settings(str(config) if config else None, sets or [])
+            settings = Settings(str(config.absolute()) if config else None, sets or [])
             job = _declared(shlex.split(script), given, settings)
         fitted = fit(found, job)
     except ConfigError as error:

@@ -215,6 +215,7 @@ def trainers(
         try:
             declared = job_of(scripts.declare(), own_data=settings.base is None)
             job = Config.from_dict(declared)
+            check_started_as_wanted(given, job)
         except KeyboardInterrupt:
             leave(EXIT_INTERRUPTED, f"{INTERRUPTED}; nothing was trained so far")
         except ConfigError as error:
@@ -222,6 +223,23 @@ def trainers(
         except PlanariaError as error:
             leave(EXIT_FAILED, str(error))
         yield job, scripts
+
+
+def check_started_as_wanted(given: Config, job: Config) -> None:
+    """What decides how trainers are started cannot wait for what they are told when they run."""
+    pairs = {
+        "script.spares": (given.script.spares, job.script.spares),
+        "threads.trainer": (given.threads.trainer, job.threads.trainer),
+        "reproducible": (given.reproducible, job.reproducible),
+    }
+    wrong = [
+        f"{key}: the script wants {wanted}, but was started with {had}; start it with planaria run "
+        f"--set {key}={wanted}"
+        for key, (had, wanted) in pairs.items()
+        if had != wanted
+    ]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
 
 
 def _show_line(line: str) -> None:

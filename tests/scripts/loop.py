@@ -16,16 +16,24 @@ lacks=N:WHAT raises OSError or MemoryError in step N on rank 0, and a spare does
              "memory always"
 slow=S       computes for S seconds before its first batch, where it was not there from the start
 skips=N      takes no step of the optimizer in step N, on rank 1
+starts=S     takes S seconds before it connects
+elsewhere    goes to another folder before it connects
+given=JSON   keys for connect
+ranks        prints what it finds of its rank in every step
+save=N       asks for a checkpoint in step N
+pace=S       takes S seconds for every step
+raw          has ids in its batches that no table has, and takes their remainders
 """
 
 import contextlib
+import json
 import os
 import signal
 import sys
 import time
 
 import torch
-from ratings import BATCH, Model, Ratings, collate
+from ratings import BATCH, ROWS, Model, Ratings, collate
 from torch import nn
 
 import planaria.torch
@@ -38,12 +46,15 @@ ends, _, how = wanted.get("end", "-1:").partition(":")
 lacks, _, what = wanted.get("lacks", "-1:").partition(":")
 sleeps, _, seconds = wanted.get("sleep", "-1:0").partition(":")
 
-replaces = os.environ["RANK"] == "-1"
+replaces = os.environ.get("RANK") == "-1"
 busy_until = time.monotonic() + float(wanted.get("slow", 0)) * replaces
 while time.monotonic() < busy_until:
     pass
 
-job = planaria.torch.connect(seed=7)
+time.sleep(float(wanted.get("starts", 0)))
+if "elsewhere" in wanted:
+    os.chdir("/")
+job = planaria.torch.connect(seed=7, **json.loads(wanted.get("given", "{}")))
 torch.manual_seed(1)
 of_tables = planaria.torch.Adagrad(lr=0.1)
 model = Model(of_tables)
@@ -88,8 +99,20 @@ def end(how):
         sys.exit(int(how) if how.isdigit() else how)
 
 
+def remapped(bags, change):
+    return planaria.torch.KeyedJaggedTensor(
+        bags.keys(), change(bags.values()), lengths=bags.lengths()
+    )
+
+
+def collate_raw(samples):
+    dense, bags, ids, liked = collate(samples)
+    return dense, remapped(bags, lambda values: values + 7 * ROWS), ids, liked
+
+
 def batches():
-    return job.batches(Ratings(), BATCH, epochs=epochs, shuffle=True, collate_fn=collate)
+    collated = collate_raw if "raw" in wanted else collate
+    return job.batches(Ratings(), BATCH, epochs=epochs, shuffle=True, collate_fn=collated)
 
 
 held = batches() if "held" in wanted else None
@@ -98,8 +121,16 @@ for dense, bags, ids, liked in held or batches():
     if step == int(sleeps):
         print(f"step {step} takes long", flush=True)
         time.sleep(float(seconds))
+    time.sleep(float(wanted.get("pace", 0)))
     if step == 3 and "move" in wanted:
         os.chdir("/")
+    if step == int(wanted.get("save", -1)):
+        job.save()
+    if "ranks" in wanted:
+        found = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")]
+        print(f"step {step}:", *found, job.rank, job.world_size, flush=True)
+    if "raw" in wanted:
+        bags = remapped(bags, lambda values: values % ROWS)
     optimizer.zero_grad()
     if step == caught:
         with contextlib.suppress(ZeroDivisionError):

@@ -41,6 +41,10 @@ for dense, bags, ids, _ in job.batches(Ratings(), BATCH, collate_fn=collate):
         refused("a late collection", late, torch.tensor([[1]]))
         with job.evaluate():
             refused("an id in evaluation", model.single, ids + 60)
+            wrong = planaria.torch.KeyedJaggedTensor(
+                bags.keys(), bags.values() + 60, lengths=bags.lengths()
+            )
+            refused("an id of a feature", model.bags, wrong)
         stranger = torch.optim.SGD(model.parameters(), lr=0.1)
         refused("an optimizer that is not kept", stranger.step)
         refused("labels that do not fit", job.judge, 0, torch.ones(3), torch.ones(5))

@@ -1,5 +1,5 @@
 """The same model twice, on Planaria and in plain torch, batch by batch: prints how far apart they
-get."""
+get. With each optimizer, over plain bags and over weighted ones."""
 
 import torch
 from plain_collections import PlainEmbeddingBagCollection
@@ -9,11 +9,12 @@ import planaria.torch as pt
 
 ROWS, BATCH, STEPS = 21, 8, 200
 TABLES = [("short", ROWS, 4, ["a"]), ("long", ROWS, 8, ["b"], "mean")]
+SUMS = [rule[:4] for rule in TABLES]  # torch has weights for these only
 SPARSE = {
-    "sgd": pt.SGD(lr=0.1, momentum=0.0),
-    "momentum": pt.SGD(lr=0.05, momentum=0.9),
-    "adagrad": pt.Adagrad(lr=0.1),
-    "adam": pt.Adam(lr=0.01),
+    "sgd": lambda: pt.SGD(lr=0.1, momentum=0.0),
+    "momentum": lambda: pt.SGD(lr=0.05, momentum=0.9),
+    "adagrad": lambda: pt.Adagrad(lr=0.1),
+    "adam": lambda: pt.Adam(lr=0.01),
 }
 PLAIN = {
     "sgd": lambda of: torch.optim.SGD(of, lr=0.1),
@@ -31,18 +32,19 @@ class Samples(torch.utils.data.Dataset):
         draw = torch.Generator().manual_seed(index)
         number = index % BATCH
         if number == BATCH - 1:
-            return [torch.empty(0, dtype=torch.int64)] * 2, 1.0
+            return [torch.empty(0, dtype=torch.int64)] * 2, [torch.empty(0)] * 2, 1.0
         # A batch names every row: torch's momentum and Adam also move rows that nobody names.
         rows = torch.arange(number, ROWS, BATCH - 1)
         bags = [torch.cat([rows, torch.randint(ROWS, (2,), generator=draw)]) for _ in range(2)]
-        return bags, float(index % 3 == 0)
+        weights = [torch.rand(len(bag), generator=draw) + 0.5 for bag in bags]
+        return bags, weights, float(index % 3 == 0)
 
 
 def collate(samples):
-    bags = [own[at] for at in range(2) for own, _ in samples]
+    bags, weights = ([one[kind][at] for at in range(2) for one in samples] for kind in range(2))
     lengths = torch.tensor([len(own) for own in bags])
-    keyed = pt.KeyedJaggedTensor(["a", "b"], torch.cat(bags), lengths=lengths)
-    return keyed, torch.tensor([liked for _, liked in samples])
+    keyed = pt.KeyedJaggedTensor(["a", "b"], torch.cat(bags), torch.cat(weights), lengths)
+    return keyed, torch.tensor([liked for _, _, liked in samples])
 
 
 def config(name, rule):
@@ -52,8 +54,8 @@ def config(name, rule):
 
 def copy_rows(own, plain):
     """Reads all rows of a collection's tables, as bags of one."""
-    ids = torch.arange(ROWS).repeat(2)
-    keyed = pt.KeyedJaggedTensor(["a", "b"], ids, lengths=torch.ones(2 * ROWS).long())
+    ids, ones = torch.arange(ROWS).repeat(2), torch.ones(2 * ROWS)
+    keyed = pt.KeyedJaggedTensor(["a", "b"], ids, ones, ones.long())
     with job.evaluate(), torch.no_grad():
         for bag, rows in zip(
             plain.embedding_bags.values(), own(keyed).to_dict().values(), strict=True
@@ -63,18 +65,21 @@ def copy_rows(own, plain):
 
 job = pt.connect(seed=3)
 torch.manual_seed(1)
-tables = {
-    name: pt.EmbeddingBagCollection([config(name, rule) for rule in TABLES], optimizer=optimizer)
-    for name, optimizer in SPARSE.items()
-}
-twins = {name: PlainEmbeddingBagCollection(TABLES) for name in PLAIN}
-tops = {name: nn.Linear(12, 1) for name in PLAIN}
+tables, twins = {}, {}
+for name, optimizer in SPARSE.items():
+    for case, rules in ((name, TABLES), (f"{name}_weighted", SUMS)):
+        configs, is_weighted = [config(case, rule) for rule in rules], rules is SUMS
+        tables[case] = pt.EmbeddingBagCollection(
+            configs, is_weighted=is_weighted, optimizer=optimizer()
+        )
+        twins[case] = PlainEmbeddingBagCollection(rules, is_weighted)
+tops = {name: nn.Linear(12, 1) for name in tables}
 optimizers = {name: torch.optim.SGD(top.parameters(), lr=0.1) for name, top in tops.items()}
-twin_tops = {name: nn.Linear(12, 1) for name in PLAIN}
+twin_tops = {name: nn.Linear(12, 1) for name in tables}
 job.keep(**{f"top_{name}": top for name, top in tops.items()})
 job.keep(**{f"of_{name}": optimizer for name, optimizer in optimizers.items()})
 twin_optimizers = {}
-furthest = dict.fromkeys(PLAIN, 0.0)
+furthest = dict.fromkeys(tables, 0.0)
 loss_of = nn.functional.binary_cross_entropy_with_logits
 for keyed, liked in job.batches(Samples(), BATCH, collate_fn=collate):
     if job.step == 0:
@@ -82,7 +87,7 @@ for keyed, liked in job.batches(Samples(), BATCH, collate_fn=collate):
             copy_rows(tables[name], twin)
             twin_tops[name].load_state_dict(tops[name].state_dict())
             twin_optimizers[name] = [
-                PLAIN[name](list(twin.parameters())),
+                PLAIN[name.partition("_")[0]](list(twin.parameters())),
                 torch.optim.SGD(twin_tops[name].parameters(), lr=0.1),
             ]
     with job.accumulate():

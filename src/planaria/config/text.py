@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
@@ -10,7 +11,8 @@ from planaria.config.kinds import shown
 from planaria.errors import ConfigError
 
 
-def read_file(path: Path) -> object:
+def read_file(path: Path) -> dict[Any, Any] | None:
+    """The keys that it has; None where everything is commented out."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

@@ -19,7 +19,7 @@ from planaria.wire.control import Base, PartFailed, PartSaved, SavedRows
 
 LONGEST_CHAIN = 64  # checkpoints that one may need
 PRIORITY_CHAIN = 4.0  # priority saves write so many times the model before all of it is saved again
-TRIES = 3  # to save the current step before the job is left
+TRIES = 3  # to save the current step before the job is left, or because somebody wants it
 FURTHER = 4  # times as far ahead with each of them
 BEST_FIRST: tuple[SavedRows, ...] = ("all", "changed", "interval", "priority")
 
@@ -99,7 +99,8 @@ class SaveMachine:
         elif pace is not None:
             pace.tell = self.notes.append
         self._tries = 0  # left, to save the current step before the job is left
-        self._wanted = False  # by somebody, once
+        self._wanted = 0  # tries left of a save that somebody wants
+        self._wanted_at: int | None = None  # the step of the last of them
         self._ahead = Ahead()
         self._places = {DENSE, *config.layout.places}
         self._pending: dict[int, Pending] = {}
@@ -165,9 +166,8 @@ class SaveMachine:
             if (step := self._ahead.next(now, margin)) is not None:
                 self.save_at = min(step, self.config.steps)
                 self.save_all = True
-        elif self._wanted and (step := self._ahead.next(now, 1)) is not None:
-            self._wanted = False
-            self.save_at = min(step, self.config.steps)
+        elif self._wants_a_step() and (step := self._wanted_step(now)) is not None:
+            self.save_at = self._wanted_at = min(step, self.config.steps)
         elif self.pace and (wanted := self.pace.next(now)) is not None:
             self.save_at = wanted
 
@@ -181,7 +181,19 @@ class SaveMachine:
 
     def save_soon(self) -> None:
         """Somebody wants a checkpoint: of the first step that all can be told of in time."""
-        self._wanted = True
+        self._wanted, self._wanted_at = TRIES, None
+
+    def _wants_a_step(self) -> bool:
+        """Whether what somebody wants is to be told: for the first time, or after a failure."""
+        if self._wanted and self._wanted_at is not None:
+            if self.newest() >= self._wanted_at:
+                self._wanted = 0
+            elif self._wanted_at in self._closed:  # somebody was told too late, say
+                self._wanted, self._wanted_at = self._wanted - 1, None
+        return self._wanted > 0 and self._wanted_at is None
+
+    def _wanted_step(self, now: float) -> int | None:
+        return self._ahead.next(now, FURTHER ** (TRIES - self._wanted))
 
     def end_at(self, step: int, now: float) -> None:
         """The job ends with this step, before the one that its configuration names."""

@@ -213,7 +213,7 @@ def _without_missing_label(paths: Paths, schema: Schema) -> Schema:
 def _dense_state(config: Config, checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
     """Of the dense part, by the names of planaria.models."""
     if not config.is_built_in:
-        kept: dict[str, dict[str, Any]] = unpack(checkpoint.dense()["dense"])
+        kept: dict[str, dict[str, Any]] = unpack(checkpoint.dense()["dense"], on_cpu=True)
         return kept["model"]
     found: dict[str, Any] = {}
     with np.load(folder / "dense.npz") as arrays:

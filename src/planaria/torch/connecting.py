@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from planaria.config import Config
+from planaria.config.text import read_file
 from planaria.errors import ConfigError, JobOver
 from planaria.torch.alone import start_alone
 from planaria.torch.devices import device_of
@@ -32,13 +33,16 @@ def connect(config: Mapping[str, Any] | str | Path | None = None, **overrides: A
     """
     given: dict[str, Any] = {}
     if isinstance(config, str | Path):
-        given = Config.load(Path(config)).to_dict()
+        # What it names, and no more: the rest is up to the command, or has its default.
+        given = dict(read_file(Path(config)) or {})
     elif config is not None:
         given = dict(config)
     for name, value in overrides.items():
         both = isinstance(value, Mapping) and isinstance(given.get(name), Mapping)
         given[name] = {**given[name], **value} if both else value
-    number, world_size = os.environ.get(SOCKET), int(os.environ.get("WORLD_SIZE", "1"))
+    number, rank, world_size = os.environ.get(SOCKET), 0, 1
+    if number:  # else the variables of another launcher, which may be there, mean other jobs
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if given.setdefault("trainers", world_size) != world_size:
         raise ConfigError(
             f"trainers: the script wants {given['trainers']}, but {world_size} run it; start it "
@@ -57,7 +61,7 @@ def connect(config: Mapping[str, Any] | str | Path | None = None, **overrides: A
         whole = replace(whole, checkpoint=replace(whole.checkpoint, path=folder))
     device = device_of(whole)
     if number:
-        _given[:] = [Job(whole, socket.socket(fileno=int(number)), device=device)]
+        _given[:] = [Job(whole, socket.socket(fileno=int(number)), rank=rank, device=device)]
         return _given[0]
     _alone.append(Job(whole, *start_alone(whole), device=device))
     return _alone[-1]

@@ -141,6 +141,24 @@ class EmbeddingCollection(_OnServers):
     def embedding_configs(self) -> list[EmbeddingConfig]:
         return self._configs
 
+    def embedding_dim(self) -> int:
+        """Of all tables, where it is one."""
+        sizes = {config.embedding_dim for config in self._configs}
+        if len(sizes) > 1:
+            each = ", ".join(map(str, sorted(sizes)))
+            raise ArgumentError(
+                f"embedding_dim: the tables have several, {each}; ask embedding_configs()"
+            )
+        return sizes.pop()
+
+    def need_indices(self) -> bool:
+        """Results have no ids beside their rows: the batch has them."""
+        return False
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        names = iter(self._names)
+        return [[next(names) for _ in config.feature_names] for config in self._configs]
+
     def prepare(self, features: Any) -> Prepared:
         """Ahead of forward(features), in any thread; see SparseStep.expect."""
         return self.tables.prepare_from(features)

@@ -60,6 +60,36 @@ class Slices:
     def device(self) -> torch.device:
         return self._values.device
 
+    def size_in_bytes(self) -> int:
+        return sum(part.nbytes for part in self._held())
+
+    def record_stream(self, stream: Any) -> None:
+        """Its memory is in use on a device's stream; what is on the CPU is on none."""
+        for part in self._held():
+            if not part.is_cpu:
+                part.record_stream(stream)
+
+    def _held(self) -> list[torch.Tensor]:
+        parts = (self._values, self._weights, self._lengths, self._offsets)
+        return [part for part in parts if part is not None]
+
+    def _room(self, device: torch.device) -> list[torch.Tensor | None]:
+        """Memory for another's values, weights, lengths and offsets, with anything in it."""
+        parts = (self._values, self._weights, self._lengths, self._offsets)
+        return [None if one is None else torch.empty_like(one, device=device) for one in parts]
+
+
+def nothing_like(
+    slices: Slices,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """No values, weights and lengths, of the same types and on the same device."""
+    weights = slices.weights_or_none()
+    return (
+        slices.values().new_empty(0),
+        None if weights is None else weights.new_empty(0),
+        slices.lengths().new_empty(0),
+    )
+
 
 class JaggedTensor(Slices):
     """TorchRec's JaggedTensor: values [N] or [N, dim] in B slices, perhaps with weights [N]."""
@@ -102,6 +132,15 @@ class JaggedTensor(Slices):
             torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
             torch.empty(0, dtype=lengths_dtype, device=device),
         )
+
+    @staticmethod
+    def empty_like(jt: JaggedTensor, device: torch.device | None = None) -> JaggedTensor:
+        """Without slices; or, on a device that is named, room for as many, to be copied into."""
+        if device is not None:
+            values, *others = jt._room(device)
+            assert values is not None
+            return JaggedTensor._cut(values, *others)
+        return JaggedTensor._cut(*nothing_like(jt))
 
     @staticmethod
     def from_dense(

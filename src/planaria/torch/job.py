@@ -49,6 +49,7 @@ from planaria.torch.looking_ahead import Ahead, find_features
 from planaria.torch.replicas import Replicas
 from planaria.torch.routed import JobRouter
 from planaria.torch.sparse import SparseStep
+from planaria.torch.step import Step
 from planaria.torch.watching import OptimizerWatch
 from planaria.trainer.client import Client
 from planaria.trainer.declaring import MOST_BYTES, Assignment, Declaration, Reply, encode
@@ -67,21 +68,24 @@ class Job:
         line: socket.socket,
         supervisor: subprocess.Popen[bytes] | None = None,
         *,
+        rank: int = 0,
         device: torch.device = CPU,
     ) -> None:
-        """supervisor: of a job that this process has started itself, and is the only trainer of."""
+        """supervisor: of a job that this process has started itself, and is the only trainer of.
+        rank: -1 in a spare.
+        """
         self.config = config
         self._supervisor = supervisor
         self._device = device
-        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        self.rank = int(os.environ.get("RANK", "0"))
+        self.world_size = config.trainers
+        self.rank = rank
         self.step = 0
         """The last one that is done; during a step, the one before it."""
         self._line = line
         self._kept: dict[str, object] = {}
         self._replicas = Replicas()
         self._client: Client | None = None
-        self._now: _Step | None = None
+        self._now: Step | None = None
         # Numbers of lookups, beside those that go ahead. What is looked up after the gradients of
         # a step is of the next step, too, and no two lookups of a step may share one.
         self._parts = count(1)
@@ -224,7 +228,7 @@ class Job:
         """What collections ask for; see planaria.torch.sparse."""
         return self._in_step("forward").sparse
 
-    def _in_step(self, what: str) -> _Step:
+    def _in_step(self, what: str) -> Step:
         if self._now is None:
             raise OutsideJob(f"{what} outside a step: it needs a batch; use it in the loop")
         return self._now
@@ -338,6 +342,8 @@ class Job:
         self._router = JobRouter(config)
         client = self._node.begin(part.rank, self._keeper.freeze(), digest, self._mean_loss)
         self.rank, self.step, state = client.start()
+        if self._supervisor is None:  # a spare has none before, and others' variables are theirs
+            os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(self.rank)
         if self._node.beginning.restores or self.step or part.rank is None:
             self._keeper.thaw(state)
         self._client = client
@@ -361,7 +367,7 @@ class Job:
     def _start_step(self, step: int, ahead: Ahead) -> None:
         """Hands out a batch whose rows are on their way, and asks for those of the next."""
         assert self._client is not None
-        now = self._now = _Step(step, SparseStep(_Lookups(self), self._dims))
+        now = self._now = Step(step, SparseStep(_Lookups(self), self._dims))
         now.sparse.on_backward = self._on_backward
         if not ahead:
             ahead.look(self._collections, self._ask_ahead(step))
@@ -385,7 +391,7 @@ class Job:
             self._replicas.hold(state)
         self.step = now.step
 
-    def _tell_of(self, now: _Step) -> None:
+    def _tell_of(self, now: Step) -> None:
         loss, auc, entropy = now.figures
         self._node.line.tell(
             StepDone(
@@ -468,26 +474,6 @@ class Job:
             return found
 
         return take
-
-
-class _Step:
-    """The step in progress."""
-
-    def __init__(self, step: int, sparse: SparseStep) -> None:
-        self.step = step
-        self.sparse = sparse
-        self.backwards = 0
-        self.called = False  # the end of a backward is waited for
-        self.pushed = False  # its gradients have left
-        self.rows: list[int] = []  # of those gradients, by place
-        self.figures: tuple[float | None, ...] = (None, None, None)
-
-    def check_backward(self) -> None:
-        if self.called:
-            raise OutsideJob(
-                f"a backward of step {self.step} has raised: what it has left is neither whole nor "
-                "gone; let its exception end the script"
-            )
 
 
 class _Lookups:

@@ -7,8 +7,9 @@ metrics. Nothing here looks inside beyond the kinds of values that there are.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from hashlib import blake2b
 from typing import Any
 
@@ -128,5 +129,18 @@ def seed_torch(seed: int, step: int, rank: int) -> None:
     mixed = blake2b(SEEDED_BY.pack(seed % 2**64, step, rank), digest_size=8).digest()
     number = int.from_bytes(mixed, "little")
     torch.default_generator.manual_seed(number)
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(number)
+    for seed_devices in _seeding_devices():
+        seed_devices(number)
+
+
+@cache
+def _seeding_devices() -> list[Callable[[int], None]]:
+    """For each kind of device that trainer.device may name, if there is one. Asked once: a step
+    may take less time than the question.
+    """
+    kinds: list[tuple[Any, Callable[[int], None]]] = [
+        (torch.cuda, torch.cuda.manual_seed_all),
+        (torch.backends.mps, torch.mps.manual_seed),
+        (torch.xpu, torch.xpu.manual_seed_all),
+    ]
+    return [seed_devices for kind, seed_devices in kinds if kind.is_available()]

@@ -15,7 +15,13 @@ from typing import Any, Self
 import torch
 
 from planaria.errors import ArgumentError
-from planaria.torch.jagged import JaggedTensor, Slices, check_slices, described
+from planaria.torch.jagged import (
+    JaggedTensor,
+    Slices,
+    check_slices,
+    described,
+    nothing_like,
+)
 
 
 class KeyedJaggedTensor(Slices):
@@ -134,6 +140,15 @@ class KeyedJaggedTensor(Slices):
             [], nothing.values(), nothing.weights_or_none(), nothing.lengths(), None, 0
         )
 
+    @staticmethod
+    def empty_like(kjt: KeyedJaggedTensor, device: torch.device | None = None) -> KeyedJaggedTensor:
+        """Without keys; or, on a device that is named, room for the same, to be copied into."""
+        if device is None:
+            return KeyedJaggedTensor._cut([], *nothing_like(kjt), None, kjt._stride)
+        values, weights, lengths, offsets = kjt._room(device)
+        assert values is not None
+        return kjt._with(weights, values, lengths, offsets)
+
     # ------------------------------------------------------------------------------ what it holds
 
     def keys(self) -> list[str]:
@@ -145,6 +160,18 @@ class KeyedJaggedTensor(Slices):
 
     def stride_per_key(self) -> list[int]:
         return [self._stride] * len(self._keys)
+
+    def variable_stride_per_key(self) -> bool:
+        """Never: a sample may have no values of a key, but it is there."""
+        return False
+
+    def stride_per_key_per_rank(self) -> list[list[int]]:
+        """What only keys with strides of their own have."""
+        return []
+
+    def inverse_indices_or_none(self) -> tuple[list[str], torch.Tensor] | None:
+        """Likewise."""
+        return None
 
     def index_per_key(self) -> dict[str, int]:
         return self._index_per_key
@@ -225,6 +252,10 @@ class KeyedJaggedTensor(Slices):
             None,
             self._stride,
         )
+
+    def flatten_lengths(self) -> KeyedJaggedTensor:
+        """Lengths have one dimension in any case."""
+        return self._with(self._weights, self._values, self.lengths(), None)
 
     def to(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from planaria import kernels
+from planaria.errors import ArgumentError, RowError
 from planaria.kernels.types import Floats, Index
 from planaria.torch.bridge import as_keyed, is_keyed
 from planaria.torch.features import FeatureTables
@@ -28,7 +30,9 @@ def find_features(batch: Any, collections: Sequence[FeatureTables]) -> list[Prep
         keys = set(keyed.keys())
         for own in collections:
             if keys.issuperset(name for name, _ in own.features):
-                prepared.append(own.prepare(keyed, (features,)))
+                # The loop may map these ids to rows first. If it does not, forward will say so.
+                with suppress(ArgumentError, RowError):
+                    prepared.append(own.prepare(keyed, (features,)))
     return prepared
 
 
