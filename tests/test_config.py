@@ -62,6 +62,7 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
         "servers": draw(st.integers(parity + (k or 1), 1024)),
         "parity": parity,
         "k": k,
+        "scatter": draw(st.none() | st.integers(2 * (64 + 4), 1024)),
         "spares": draw(st.integers(0, 1024)),
         "trainers": trainers,
         "steps": steps,
@@ -236,7 +237,7 @@ def is_right(path: str, value: object) -> bool:
     """Said again, by the type of the default and the page: which junk is no junk for a key."""
     default = DEFAULTS[path]
     match path:
-        case "k" | "tables" | "script.parameters" | "data.epochs":
+        case "k" | "scatter" | "tables" | "script.parameters" | "data.epochs":
             return value is None
         case (
             "optimizer.eps"
@@ -367,6 +368,7 @@ def test_no_text_raises_anything_else(tmp_path: Path, path: str, text: str) -> N
         ("steps=" + "[" * 1000, "put it in quotes"),
         ("servers=1", "servers: expected 2 or more, because parity is 1, got 1"),
         ("k=6", "servers: expected 7 or more, because k is 6 and parity is 1, got 6"),
+        ("scatter=7", "scatter: expected 8 or more, because k is 4 and parity is 1, got 7"),
         ("batch=1", "batch: expected a sample for each trainer, 2 or more, got 1"),
         ("model.rows=[5, 6]", "model.rows: expected one number, or 26, as many as model.tables"),
         ("data.source=criteo", "data.path: expected the path of Criteo's file, got null"),

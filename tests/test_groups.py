@@ -8,10 +8,11 @@ import numpy.typing as npt
 import pytest
 
 from planaria.errors import LayoutError
-from planaria.layout import choose_groups, default_k, moved_share, regroup
+from planaria.layout import choose_groups, default_k, default_scatter, moved_share, regroup
 from planaria.layout.regroup import fair_shares
 
 Groups = npt.NDArray[np.int32]
+ALL = 10**6  # more mates than there are servers
 
 
 def counts(groups: Groups, servers: int) -> npt.NDArray[np.int64]:
@@ -40,9 +41,43 @@ def assert_balanced_and_spread(groups: Groups, servers: int) -> None:
 def test_every_server_holds_the_same_and_rebuilds_spread_over_all_survivors(servers: int) -> None:
     for r in range(1, min(4, servers - 1) + 1):
         for k in range(1, servers - r + 1):
-            groups = choose_groups(servers, k, r)
+            groups = choose_groups(servers, k, r, scatter=ALL)
             assert_balanced_and_spread(groups, servers)
             assert len(groups) * (k + r) >= 64 * servers
+
+
+@pytest.mark.parametrize(("k", "r"), [(1, 1), (4, 1), (8, 1), (8, 2), (6, 4)])
+def test_a_server_has_as_many_mates_in_any_large_cluster(k: int, r: int) -> None:
+    least = 2 * (k + r - 1)
+    for scatter in (least, default_scatter(k, r), default_scatter(k, r) + 5):
+        for servers in (scatter + 2, 3 * scatter + 1, 1000):
+            groups = choose_groups(servers, k, r, scatter=scatter)
+            assert np.ptp(counts(groups, servers), axis=1).max() == 0, "a position is not balanced"
+            pairs = shared(groups, servers).reshape(servers, servers - 1)
+            assert (np.count_nonzero(pairs, axis=1) == scatter // 2 * 2).all()
+            busiest = pairs.max() / (pairs.sum() / (servers * scatter))
+            # The nearest of few mates share most groups; the more there are, the evener it is.
+            assert busiest < (2.1 if scatter == least else 1.7)
+            assert len(groups) * (k + r) >= 64 * servers
+
+
+def test_as_many_mates_as_there_are_others_are_all_of_them() -> None:
+    for servers in (9, 20, 37):
+        every = choose_groups(servers, 4, 1, scatter=servers - 1)
+        assert np.array_equal(every, choose_groups(servers, 4, 1, scatter=ALL))
+
+
+def test_the_default_scatter_width_leaves_small_clusters_as_they_are() -> None:
+    for k, r in ((1, 1), (4, 1), (8, 2)):
+        most = default_scatter(k, r) + 1
+        assert np.array_equal(choose_groups(most, k, r), choose_groups(most, k, r, scatter=ALL))
+        beyond = choose_groups(most + 1, k, r)
+        assert not np.array_equal(beyond, choose_groups(most + 1, k, r, scatter=ALL))
+
+
+def test_a_scatter_width_that_no_group_fits_is_refused() -> None:
+    with pytest.raises(LayoutError, match=r"of 15 is too small .* must be 16 or more"):
+        choose_groups(100, 8, 1, scatter=15)
 
 
 def test_control_rotating_the_order_alone_does_not_spread_rebuilds() -> None:
@@ -118,10 +153,20 @@ def checksum(groups: Groups) -> str:
 def test_groups_are_a_format_and_never_change(
     servers: int, k: int, r: int, fresh: str, one_more: str, racks: str
 ) -> None:
-    groups = choose_groups(servers, k, r)
+    groups = choose_groups(servers, k, r, scatter=ALL)
     assert checksum(groups) == fresh
     assert checksum(regroup(groups, k, range(servers + 1))) == one_more
     assert checksum(choose_groups(servers, k, r, [p % (k + r) for p in range(servers)])) == racks
+
+
+@pytest.mark.parametrize(
+    ("servers", "k", "r", "fresh"),
+    [(64, 8, 2, "b499d4d2598d255b"), (1000, 8, 1, "74b10b17b573d507")],
+)
+def test_nor_do_those_of_the_default_scatter_width(
+    servers: int, k: int, r: int, fresh: str
+) -> None:
+    assert checksum(choose_groups(servers, k, r)) == fresh
 
 
 # --- resizing ---
@@ -171,7 +216,7 @@ SIZES = [
 
 @pytest.mark.parametrize(("servers", "k", "r"), SIZES)
 def test_a_resize_moves_hardly_more_than_it_must(servers: int, k: int, r: int) -> None:
-    groups = choose_groups(servers, k, r)
+    groups = choose_groups(servers, k, r, scatter=ALL)  # a resize does not look at the width
     quarter = max(2, servers // 4)
     more = resize(groups, k, range(servers + 1))
     resize(groups, k, range(servers + quarter))

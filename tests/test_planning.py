@@ -136,7 +136,10 @@ def test_a_second_failure_during_a_rebuild_is_one_too_many_for_one_parity() -> N
     assert hard([1.0, 1.5], [0, 0], r=1) == [False, False]  # the replacement dies: one place
 
 
-@pytest.mark.parametrize(("servers", "k", "r"), [(12, 4, 1), (12, 4, 2), (20, 3, 2), (24, 2, 3)])
+@pytest.mark.parametrize(
+    ("servers", "k", "r"),
+    [(12, 4, 1), (12, 4, 2), (20, 3, 2), (24, 2, 3), (60, 4, 1), (60, 4, 2), (40, 2, 3)],
+)
 def test_the_share_of_sets_in_one_group_is_that_of_the_layout(servers: int, k: int, r: int) -> None:
     covered: set[tuple[int, ...]] = set()
     for group in choose_groups(servers, k, r):

@@ -11,10 +11,8 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from planaria.layout.groups import choose_groups
+from planaria.layout.groups import choose_groups, default_scatter, window_of
 
-# Up to here the groups are counted by making them; beyond, they grow in number as pairs do.
-COUNTED_SERVERS = 1024
 MOST_OPEN = 64  # places open at a time that are told apart
 
 
@@ -89,16 +87,20 @@ def restart_overhead(hours: float, repair: float, mtbf: float) -> float:
 
 
 @lru_cache(maxsize=256)
-def share_of_sets(servers: int, k: int, r: int) -> float:
+def share_of_sets(servers: int, k: int, r: int, scatter: int | None = None) -> float:
     """The chance that r + 1 servers, taken at random, stand in one group.
 
-    Only then is more lost than the parity bears. Groups are taken as random sets, which the tests
-    compare with the true ones.
+    Only then is more lost than the parity bears. Groups are the shifts of a few blocks, which are
+    taken as random sets of the window that they lie in; the tests compare that with the true ones.
     """
-    counted = min(servers, COUNTED_SERVERS)
-    groups = len(choose_groups(counted, k, r)) * (servers / counted) ** 2
-    covered = math.comb(k + r, r + 1) / math.comb(servers, r + 1)
-    return 1.0 if covered >= 1 else -math.expm1(groups * math.log1p(-covered))
+    blocks = len(choose_groups(servers, k, r, scatter=scatter)) // servers
+    window = window_of(servers, default_scatter(k, r) if scatter is None else scatter)
+    sets = math.comb(servers, r + 1)
+    # Sets that are shifts of one another are of one shape.
+    shapes = sets / servers if window == servers else math.comb(window - 1, r)
+    covered = math.comb(k + r, r + 1) / shapes
+    of_shapes = 1.0 if covered >= 1 else -math.expm1(blocks * math.log1p(-covered))
+    return min(1.0, of_shapes * shapes * servers / sets)
 
 
 def loss_rate(*, servers: int, k: int, r: int, mtbf: float, window: float) -> float:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from planaria.config.kinds import shown
 from planaria.data.criteo import TABLES as CRITEO_TABLES
 from planaria.data.presets import PRESETS
+from planaria.layout import default_k
 
 if TYPE_CHECKING:
     from planaria.config.job import Config
@@ -82,6 +83,17 @@ def _groups_fit_with_the_least_parity(config: Config) -> str | None:
     if not config.survival.keeps_parity or config.k is None or config.k < config.servers:
         return None
     return f"less than servers, {config.servers}, unless parity is 0"
+
+
+@_rule("scatter", "servers", "strategy", "parity", "k")
+def _groups_fit_into_the_scatter_width(config: Config) -> str | None:
+    if not config.r or config.scatter is None or config.servers <= config.r:
+        return None
+    k = config.k or default_k(config.servers, config.r)
+    least = 2 * (k + config.r - 1)
+    if config.scatter >= least:
+        return None
+    return f"{least} or more, because k is {k} and parity is {config.r}"
 
 
 @_rule("batch", "trainers")

@@ -191,6 +191,7 @@ class Config:
     servers: Annotated[int, whole(1, MAX_PROCESSES)] = 6
     parity: Annotated[int, whole(0, MAX_R)] = 1
     k: Annotated[int | None, or_null(whole(1, MAX_K))] = None
+    scatter: Annotated[int | None, or_null(whole(1, MAX_PROCESSES))] = None
     spares: Annotated[int, whole(0, MAX_PROCESSES)] = 1
     trainers: Annotated[int, whole(1, MAX_PROCESSES)] = 2
     steps: Annotated[int, whole(1, MAX_STEPS)] = 400
@@ -299,7 +300,8 @@ class Config:
 
     @cached_property
     def layout(self) -> Layout:
-        return Layout.fresh(self.servers, self.r, self.k if self.r else 1)
+        scatter = self.scatter if self.r else None
+        return Layout.fresh(self.servers, self.r, self.k if self.r else 1, scatter=scatter)
 
     @property
     def optimizer_rule(self) -> Optimizer:

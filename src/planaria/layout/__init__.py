@@ -5,7 +5,7 @@ new cluster, `Layout.resized` when servers come or go, `Layout.arena` for the ro
 """
 
 from planaria.layout.arithmetic import ArenaLayout, Layout, Regions
-from planaria.layout.groups import choose_groups, default_k
+from planaria.layout.groups import choose_groups, default_k, default_scatter
 from planaria.layout.regroup import moved_share, regroup
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Regions",
     "choose_groups",
     "default_k",
+    "default_scatter",
     "moved_share",
     "regroup",
 ]

@@ -63,11 +63,18 @@ class Layout:
 
     @classmethod
     def fresh(
-        cls, servers: int, r: int, k: int | None = None, domains: Domains | None = None
+        cls,
+        servers: int,
+        r: int,
+        k: int | None = None,
+        domains: Domains | None = None,
+        scatter: int | None = None,
     ) -> "Layout":
-        """The layout of a new cluster with places 0 .. servers-1; k follows unless given."""
+        """The layout of a new cluster with places 0 .. servers-1; k and scatter follow unless
+        given.
+        """
         k = default_k(servers, r) if k is None else k
-        return cls(choose_groups(servers, k, r, domains), k)
+        return cls(choose_groups(servers, k, r, domains, scatter), k)
 
     def resized(self, places: Iterable[int], domains: Domains | None = None) -> "Layout":
         """The layout for the servers in `places`, with as few records moved as can be."""

@@ -2,14 +2,19 @@
 
 A group is an ordered list of k + r places: positions 0 .. k-1 hold data, k .. k+r-1 parity. Three
 things make a good list of groups: every server holds the same share of data and of parity; the
-mates of a lost server are spread over all survivors, so that they share its rebuild; and what
+mates of a lost server are spread over many survivors, so that they share its rebuild; and what
 owners send to their parity holders is spread as well.
+
+How many survivors is a dial, the *scatter width*: how many others a server shares groups with. Few
+mean few messages in a step, and few sets of servers whose loss at once is fatal; many mean fast
+rebuilds. By default it is a few times k + r, whatever the number of servers.
 
 The construction is cyclic. A *base block* is k + r distinct numbers modulo N, and shifting it by
 0 .. N-1 gives N groups in which every server stands exactly once at each position, so balance is
 exact whatever the block is. How often two servers share a group depends only on their difference
 modulo N, so spreading rebuilds means that all differences occur, and about equally often, which a
-greedy choice over N numbers reaches in a millisecond.
+greedy choice over N numbers reaches in a millisecond. Where not all are to be mates, the block is
+chosen within a window of that circle: then no difference is larger than the window.
 
 The result is part of the format of every checkpoint. There is no randomness and no floating point
 here, and a frozen checksum in the tests keeps it that way.
@@ -31,6 +36,9 @@ LEAST_GROUPS_PER_SERVER = 64
 # there are twice as many as coverage needs; up to 64 servers the former always comes first. That is
 # also how far the busiest survivor of a rebuild is from the average one.
 EVEN_ENOUGH = (6, 5)
+
+# Times k + r: the scatter width, unless somebody names one. docs/core.md has the curves.
+SCATTER_PER_MEMBER = 4
 
 # How far the erasure codes reach (planaria.codes).
 MAX_K = 64
@@ -56,18 +64,37 @@ def default_k(servers: int, r: int) -> int:
     return 1 if r == 0 else max(1, min(8, servers - r - 1))
 
 
-def choose_groups(servers: int, k: int, r: int, domains: Domains | None = None) -> GroupArray:
+def default_scatter(k: int, r: int) -> int:
+    return SCATTER_PER_MEMBER * (k + r)
+
+
+def choose_groups(
+    servers: int, k: int, r: int, domains: Domains | None = None, scatter: int | None = None
+) -> GroupArray:
     """The groups of a fresh cluster with places 0 .. servers-1, as int32 [G, k + r].
 
     `domains[place]` is the fault domain (host, rack) of a place; given, no two members of a group
-    share one, and the load is as even as the domains allow. Equal arguments give equal groups on
-    every machine, for ever.
+    share one, and the load is as even as the domains allow. `scatter` is how many others a server
+    may share groups with, 2 (k + r - 1) or more, without domains; None: `default_scatter`. Equal
+    arguments give equal groups on every machine, for ever.
     """
     check_sizes(servers, k, r)
-    groups = _cyclic_groups(servers, k, r)
+    scatter = default_scatter(k, r) if scatter is None else scatter
+    if scatter < 2 * (k + r - 1):
+        raise LayoutError(
+            f"a scatter width of {scatter} is too small for groups of {k + r} servers; "
+            f"it must be {2 * (k + r - 1)} or more."
+        )
     if domains is None:
-        return groups
-    return regroup(groups, k, range(servers), domains)
+        return _cyclic_groups(servers, k, r, window_of(servers, scatter))
+    return regroup(_cyclic_groups(servers, k, r, servers), k, range(servers), domains)
+
+
+def window_of(servers: int, scatter: int) -> int:
+    """How many numbers on the circle a block is chosen from. So many have all differences below
+    their number, and each difference is two mates.
+    """
+    return servers if scatter >= servers - 1 else scatter // 2 + 1
 
 
 def check_sizes(servers: int, k: int, r: int) -> None:
@@ -83,9 +110,10 @@ def check_sizes(servers: int, k: int, r: int) -> None:
         )
 
 
-def _cyclic_groups(servers: int, k: int, r: int) -> GroupArray:
+def _cyclic_groups(servers: int, k: int, r: int, window: int) -> GroupArray:
     parity = _ParityChoice(servers, r)
-    blocks = np.stack([parity.last(block) for block in _base_blocks(servers, k + r)])  # [B, k+r]
+    found = _base_blocks(servers, k + r, window)
+    blocks = np.stack([parity.last(block) for block in found])  # [B, k+r]
     shifts = np.arange(servers)
     # Block-major, so that any N consecutive groups of one block are balanced: a last slot that is
     # only partly used still loads all servers alike.
@@ -94,35 +122,38 @@ def _cyclic_groups(servers: int, k: int, r: int) -> GroupArray:
 
 
 @lru_cache(maxsize=64)  # a simulator starts the same few clusters thousands of times
-def _base_blocks(servers: int, width: int) -> tuple[npt.NDArray[np.int64], ...]:
-    """Blocks of `width` numbers modulo `servers` whose differences are as even as can be."""
+def _base_blocks(servers: int, width: int, window: int) -> tuple[npt.NDArray[np.int64], ...]:
+    """Blocks of `width` numbers below `window` whose differences modulo `servers` are as even as
+    can be.
+    """
     # used[d] = ordered pairs of one block at distance d, kept twice in a row so that the costs of
     # all candidates against a member e are the plain window used[N-e : 2N-e].
     used = np.zeros(2 * servers, dtype=np.int64)
-    windows = np.lib.stride_tricks.sliding_window_view(used, servers)
+    costs = np.lib.stride_tricks.sliding_window_view(used, servers)
+    some = used[1:window]  # at the distances that there can be
     blocks: list[npt.NDArray[np.int64]] = []
     least = -(-LEAST_GROUPS_PER_SERVER // width)
-    while len(blocks) < least or not _all_covered(used[1:servers], width):
-        blocks.append(_next_block(used, windows, width))
+    while len(blocks) < least or not _all_covered(some, width):
+        blocks.append(_next_block(used, costs, width, window))
     most = 2 * len(blocks)
-    while len(blocks) < most and not _even_enough(used[1:servers], len(blocks) * width, width):
-        blocks.append(_next_block(used, windows, width))
+    while len(blocks) < most and not _even_enough(some):
+        blocks.append(_next_block(used, costs, width, window))
     return tuple(blocks)
 
 
 def _next_block(
-    used: npt.NDArray[np.int64], windows: npt.NDArray[np.int64], width: int
+    used: npt.NDArray[np.int64], costs: npt.NDArray[np.int64], width: int, window: int
 ) -> npt.NDArray[np.int64]:
     """One more block, element by element: each time the one at the least used distances.
 
     The first choice after 0 is a least used distance itself, so an uncovered one if there is any:
     that is why covering all distances ends.
     """
-    servers = windows.shape[1]
+    servers = costs.shape[1]
     block = np.zeros(width, dtype=np.int64)
     for size in range(1, width):
         have = block[:size]
-        cost = windows[servers - have].sum(axis=0)
+        cost = costs[servers - have, :window].sum(axis=0)
         cost[have] = _NEVER
         chosen = int(cost.argmin())
         distance = (chosen - have) % servers
@@ -137,11 +168,9 @@ def _all_covered(used: npt.NDArray[np.int64], width: int) -> bool:
     return width == 1 or used.size == 0 or bool(used.min() > 0)
 
 
-def _even_enough(used: npt.NDArray[np.int64], memberships: int, width: int) -> bool:
-    if width == 1 or used.size == 0:
-        return True
+def _even_enough(used: npt.NDArray[np.int64]) -> bool:
     above, below = EVEN_ENOUGH
-    return int(used.max()) * used.size * below <= above * memberships * (width - 1)
+    return used.size == 0 or int(used.max()) * used.size * below <= above * int(used.sum())
 
 
 class _ParityChoice:
