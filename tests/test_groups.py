@@ -109,6 +109,20 @@ def test_deltas_go_to_all_other_servers_also_after_a_resize(servers: int, k: int
         assert others.max() <= 1.7 * others.mean()
 
 
+@pytest.mark.parametrize(
+    ("servers", "k", "r", "holders"), [(48, 8, 1, 19), (200, 8, 1, 19), (1000, 8, 2, 22)]
+)
+def test_in_a_large_cluster_an_owner_sends_to_few_holders_and_all_hold_as_much(
+    servers: int, k: int, r: int, holders: int
+) -> None:
+    groups = choose_groups(servers, k, r)
+    way = groups[:, :k, None].astype(np.int64) * servers + groups[:, None, k:]
+    sent = np.bincount(way.ravel(), minlength=servers**2).reshape(servers, servers)
+    assert (np.count_nonzero(sent, axis=1) == holders).all()
+    assert len(set(sent.sum(axis=0))) == len(set(sent.sum(axis=1))) == 1
+    assert sent.max() <= 2.5 * sent[sent > 0].mean()
+
+
 def test_without_parity_data_is_still_balanced() -> None:
     for servers in (1, 2, 7, 16):
         for k in (1, servers):
@@ -161,7 +175,7 @@ def test_groups_are_a_format_and_never_change(
 
 @pytest.mark.parametrize(
     ("servers", "k", "r", "fresh"),
-    [(64, 8, 2, "b499d4d2598d255b"), (1000, 8, 1, "74b10b17b573d507")],
+    [(64, 8, 2, "86a71b81ea5f209c"), (1000, 8, 1, "19856f2e4c64c9be")],
 )
 def test_nor_do_those_of_the_default_scatter_width(
     servers: int, k: int, r: int, fresh: str

@@ -16,8 +16,9 @@ modulo N, so spreading rebuilds means that all differences occur, and about equa
 greedy choice over N numbers reaches in a millisecond. Where not all are to be mates, the block is
 chosen within a window of that circle: then no difference is larger than the window.
 
-The result is part of the format of every checkpoint. There is no randomness and no floating point
-here, and a frozen checksum in the tests keeps it that way.
+Every checkpoint has the groups of its job written down, so that it can be read whatever is chosen
+today. All processes of a job choose for themselves and must agree: there is no randomness and no
+floating point here, and frozen checksums in the tests tell whoever changes it.
 """
 
 from functools import lru_cache
@@ -45,6 +46,7 @@ MAX_K = 64
 MAX_R = 4
 
 _NEVER = np.iinfo(np.int64).max
+_ANOTHER_MESSAGE = 1 << 40  # outweighs whatever is sent at the distances that there are
 
 
 def default_k(servers: int, r: int) -> int:
@@ -111,7 +113,7 @@ def check_sizes(servers: int, k: int, r: int) -> None:
 
 
 def _cyclic_groups(servers: int, k: int, r: int, window: int) -> GroupArray:
-    parity = _ParityChoice(servers, r)
+    parity = _ParityChoice(servers, r, few=window < servers)
     found = _base_blocks(servers, k + r, window)
     blocks = np.stack([parity.last(block) for block in found])  # [B, k+r]
     shifts = np.arange(servers)
@@ -174,11 +176,16 @@ def _even_enough(used: npt.NDArray[np.int64]) -> bool:
 
 
 class _ParityChoice:
-    """Picks which r members of each block hold parity, spreading data -> parity traffic."""
+    """Picks which r members of each block hold parity, spreading data -> parity traffic.
 
-    def __init__(self, servers: int, r: int) -> None:
+    few: over few distances, since each is a message of every owner in every step. Where all are
+    mates it is spread over all of them, so that a resize need not exchange data for parity.
+    """
+
+    def __init__(self, servers: int, r: int, few: bool) -> None:
         self._servers = servers
         self._r = r
+        self._few = few
         self._sent = np.zeros(servers, dtype=np.int64)  # by distance from owner to holder
 
     def last(self, block: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -187,6 +194,8 @@ class _ParityChoice:
             return block
         distance = (block[None, :] - block[:, None]) % self._servers  # [from, to]
         sent = self._sent[distance]
+        if self._few:
+            sent[sent == 0] = _ANOTHER_MESSAGE
         holds = np.zeros(block.size, dtype=np.bool_)
         # The smaller side is picked: its few choices then decide all of the traffic.
         if 2 * self._r <= block.size:
