@@ -74,6 +74,15 @@ def test_killing_any_three_servers_at_once_changes_no_bit() -> None:
     assert digest_after(config, blows(3, triples, every=25)) == undisturbed()
 
 
+def test_servers_that_share_no_stripe_may_die_at_once_whatever_the_parity() -> None:
+    """Where a server has few mates; the control: of all others none is without."""
+    config = tiny("servers=8", "parity=1", "k=2", "scatter=4", "spares=2")
+    assert sorted(config.layout.mates(0)) == [1, 2, 6, 7]
+    plan = blows(5, [("server:0", "server:4"), ("server:6", "server:3")], every=30)
+    assert digest_after(config, plan) == undisturbed()
+    assert len(tiny("servers=8", "parity=1", "k=2").layout.mates(0)) == 7
+
+
 @pytest.mark.parametrize(
     "shape", [("servers=4", "parity=1", "k=2"), ("servers=5", "parity=2", "k=2")]
 )
