@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 from cluster_jobs import Blow, leaving_nothing, processes_of_scripts
 from script_jobs import PLAIN, SCRIPTS, ScriptRun, run_script, undisturbed_script
 
+from planaria.cluster.attempt import Attempt
+from planaria.cluster.events import Watcher
 from planaria.wire.control import StepDone
 
 pytestmark = pytest.mark.torch
@@ -111,6 +114,31 @@ def longest_gap_s(run: ScriptRun) -> float:
     """Between two steps of the job."""
     ends = [one.at for one in run.beaten.beating.events if isinstance(one.what, StepDone)]
     return max(later - earlier for earlier, later in pairwise(ends))
+
+
+class FreezesTheSpare(Watcher):
+    """It is stopped as soon as it waits at its first batch, for good."""
+
+    def __init__(self) -> None:
+        self.frozen = 0
+
+    def on_tick(self, now: float, processes: Attempt) -> None:
+        scripts = processes._scripts
+        ready = [one for one in scripts._waiting if one.declared] if scripts else []
+        if ready and not self.frozen:
+            self.frozen = ready[0].pid
+            os.kill(self.frozen, signal.SIGSTOP)
+
+
+def test_a_frozen_spare_is_passed_over_and_holds_nobody_up_in_the_end() -> None:
+    """It was given the place, was waited for in vain, and then again when all was done."""
+    freezes = FreezesTheSpare()
+    plan = [Blow(9, ("trainer:0",))]
+    sets = (*PROTECTED, "trainers=1")
+    run = ScriptRun("loop.py", "pace=0.05", sets=sets, plan=plan, observers=[freezes])
+    assert freezes.frozen
+    assert run.digest == undisturbed_script("loop.py")
+    assert longest_gap_s(run) < 25.0  # not the thirty seconds of a deadline
 
 
 @pytest.mark.campaign

@@ -77,7 +77,7 @@ def test_a_recovery_is_seen_from_the_kill_to_the_end(tmp_path: Path) -> None:
     }
     assert {span["name"] for span in trace.spans} >= STEP | RECOVERY
     steps = {span["args"]["step"] for span in trace.spans}
-    assert steps == {-1, *range(11, 17)}
+    assert steps == {-1, *range(10, 16)}
     [killed] = [moment for moment in trace.moments if moment["name"] == "server-1: killed"]
     [whole] = [moment for moment in trace.moments if moment["name"].endswith("whole again")]
     # One clock: what follows from something comes after it, also in other processes.

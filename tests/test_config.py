@@ -368,7 +368,7 @@ def test_no_text_raises_anything_else(tmp_path: Path, path: str, text: str) -> N
         ("steps=" + "[" * 1000, "put it in quotes"),
         ("servers=1", "servers: expected 2 or more, because parity is 1, got 1"),
         ("k=6", "servers: expected 7 or more, because k is 6 and parity is 1, got 6"),
-        ("scatter=7", "scatter: expected 8 or more, because k is 4 and parity is 1, got 7"),
+        ("scatter=4", "scatter: expected 5 or more, because k is 4 and parity is 1, got 4"),
         ("batch=1", "batch: expected a sample for each trainer, 2 or more, got 1"),
         ("model.rows=[5, 6]", "model.rows: expected one number, or 26, as many as model.tables"),
         ("data.source=criteo", "data.path: expected the path of Criteo's file, got null"),

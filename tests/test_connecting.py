@@ -96,6 +96,20 @@ def test_a_file_that_names_another_number_of_trainers_is_refused(
         connect(path)
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"config": 5}, "expected the path of a YAML file, or a dict, got int"),
+        ({"config": [("servers", 3)]}, "or a dict, got list"),
+        ({"trainers": "3"}, "the script wants 3, but 2 run it"),
+    ],
+)
+def test_what_is_no_setting_is_refused(started: Started, given: Any, says: str) -> None:
+    started(2)
+    with pytest.raises(ConfigError, match=says):
+        connect(**given)
+
+
 def test_a_key_of_a_file_that_is_unknown_is_named(alone: None, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("severs: 3\n")

@@ -76,6 +76,24 @@ def test_torch_gives_the_same_numbers(with_first: bool) -> None:
 
 
 @pytest.mark.torch
+def test_vectors_of_several_kinds_are_left_to_torch() -> None:
+    """What a network computes under autocast has another dtype than the rows of tables."""
+    torch = pytest.importorskip("torch")
+    from planaria.trainer.interaction import interaction
+
+    first, rest = torch.randn(7, 4), torch.randn(7, 3, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = interaction(first.bfloat16(), rest)
+    torch.testing.assert_close(mixed.float(), interaction(first, rest), rtol=0.05, atol=0.1)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert interaction(first, rest).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.torch
 def test_vectors_may_lie_anywhere_in_memory() -> None:
     torch = pytest.importorskip("torch")
     from planaria.trainer.interaction import interaction
@@ -117,8 +135,9 @@ def test_arrays_that_do_not_fit_are_refused(level: str, name: str) -> None:
 
 
 def test_without_vectors_there_is_nothing_to_multiply(level: str) -> None:
-    with pytest.raises(ArgumentError, match="a sample needs one or more"):
-        interactions.interact(None, np.empty((2, 0, 3), np.float32))
+    for shape in ((2, 0, 3), (2, 3, 0)):
+        with pytest.raises(ArgumentError, match="a sample needs one or more"):
+            interactions.interact(None, np.empty(shape, np.float32))
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -168,14 +168,30 @@ def test_rows_that_were_asked_for_ahead_are_those_that_forward_asks_for(
     assert sum(map(len, asked[0])) == sum(len(set(ids)) for ids in (users, items, more))
 
 
-def test_ids_that_were_written_to_after_they_were_asked_for_are_looked_up_again() -> None:
+WRITES: list[Callable[[torch.Tensor], Any]] = [
+    lambda ids: ids.fill_(5),
+    lambda ids: ids.data.fill_(5),  # of these two torch does not know
+    lambda ids: ids.numpy().fill(5),
+]
+
+
+@pytest.mark.parametrize("number", range(len(WRITES)))
+@pytest.mark.parametrize("inference", [False, True])
+def test_ids_that_were_written_to_after_they_were_asked_for_are_looked_up_again(
+    number: int, inference: bool
+) -> None:
+    """Some writes were not noticed: the rows of other ids were trained, and a trainer that had
+    replaced another one, and had not looked ahead, trained the right ones.
+    """
     users = collection("user")
     job = StoreJob(SGD, users)
-    features = keyed(user=[4])
+    with torch.inference_mode(inference):
+        features = keyed(user=[4])
     ahead, _ = looking_ahead(job, [features], users)
     ahead.arrive(lambda rows: job.lookup(rows), job.new_step())
     before = len(job.lookups)
-    features.values().fill_(5)
+    with torch.inference_mode(inference):
+        WRITES[number](features.values())
     assert torch.equal(users(features).values()[0], job.weights("user")[5])
     assert len(job.lookups) > before
 

@@ -148,6 +148,15 @@ def test_the_share_of_sets_in_one_group_is_that_of_the_layout(servers: int, k: i
     assert formulas.share_of_sets(servers, k, r) == pytest.approx(true, abs=0.12)
 
 
+def test_few_mates_make_a_loss_rare_and_the_plan_knows() -> None:
+    inputs = PlanInputs(servers=200, k=8, mtbf_hours=5, runs=50, burst_percent=20, burst_servers=10)
+    few, many = (make_plan(replace(inputs, scatter=scatter)) for scatter in (18, 199))
+    rare, frequent = (row(found, "erasure r=2") for found in (few, many))
+    assert rare.whole.overhead.mean < 0.6 * frequent.whole.overhead.mean
+    assert rare.exceeded < 0.1 * frequent.exceeded
+    assert row(few, "erasure r=4").behaviour.scatter == 22  # as few as there can be
+
+
 def test_ten_thousand_servers_for_a_year_take_seconds() -> None:
     inputs = PlanInputs(servers=10_000, hours=8766, mtbf_hours=1.0, model_gb=1e6, runs=2)
     found = make_plan(inputs)

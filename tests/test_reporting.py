@@ -79,6 +79,17 @@ def test_a_step_counts_when_every_server_has_it_not_when_it_is_computed() -> Non
     assert stage.reporter.committed == CONFIG.steps
 
 
+def test_a_view_is_told_of_once_however_many_coordinators_tell_of_it() -> None:
+    """The line of an old view, with its old step, looked as if steps had been lost."""
+    stage = Stage()
+    stage.tell("coordinator-0", view(0))
+    stage.step(9)
+    stage.tell("coordinator-1", view(0))
+    assert (stage.reporter.committed, [line for line in stage.lines if "view" in line]) == (8, [])
+    stage.tell("coordinator-1", view(8, first_server=1))
+    assert "view (1, 2): committed step 8" in stage.lines[-1]
+
+
 def test_a_resumed_job_begins_with_the_steps_that_it_has() -> None:
     stage = Stage(start=20)
     assert stage.reporter.committed == 20

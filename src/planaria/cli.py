@@ -39,6 +39,7 @@ from planaria.running import (
     ReportFile,
     Resume,
     Sets,
+    as_started_before,
     check_early,
     check_file,
     console,
@@ -150,6 +151,8 @@ def run_command(
     check_file(report)
     if not script.is_file():
         leave(EXIT_CONFIG, f"{script}: expected a Python file, but there is none")
+    if resume and config is None:
+        sets = as_started_before(sets or [])
     given, _ = read(config, sets)
     check_early(given, kill, freeze, resume)
     # Whole, because the script may go elsewhere before it connects.
@@ -212,7 +215,7 @@ def trace(
     at: Annotated[
         int | None,
         typer.Option(
-            help="From which step on. Without: the step before the first --kill or --freeze, or "
+            help="From which step on. Without: two steps before the first --kill or --freeze, or "
             "the twentieth.",
             min=1,
         ),
@@ -239,7 +242,8 @@ def trace(
     given = replace(given, checkpoint=CheckpointConfig())
     check_early(given, kill, freeze, resume=False)
     strikes = [fault.step for fault in parse_faults(kill, freeze)]
-    first = at or max(min(strikes, default=21) - 1, 1)
+    # A blow may find that votes of the step before are still out: a recovery goes back that far.
+    first = at or max(min(strikes, default=22) - 2, 1)
     end = first + steps if given.data.epochs else min(first + steps, given.steps)
     if first >= end:
         leave(EXIT_CONFIG, f"--at: the job has {given.steps} steps, so step {first} is too late")

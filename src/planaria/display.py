@@ -143,7 +143,7 @@ def show_report(console: Console, report: dict[str, Any]) -> None:
     for name in ("digest", "steps", "samples"):
         table.add_row(name, str(report[name]))
     for name, label, form in (
-        ("loss", "training loss, last 50 steps", ".4f"),
+        ("loss", "training loss, last steps", ".4f"),
         ("auc", f"AUC, {report['test_samples']} held-out samples", ".4f"),
         ("normalized_entropy", "normalised entropy, the same", ".4f"),
         ("samples_per_s", "samples/s", ",.0f"),

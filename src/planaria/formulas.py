@@ -103,7 +103,9 @@ def share_of_sets(servers: int, k: int, r: int, scatter: int | None = None) -> f
     return min(1.0, of_shapes * shapes * servers / sets)
 
 
-def loss_rate(*, servers: int, k: int, r: int, mtbf: float, window: float) -> float:
+def loss_rate(
+    *, servers: int, k: int, r: int, mtbf: float, window: float, scatter: int | None = None
+) -> float:
     """Losses per hour: failures that find r stripe-mates still dead or being rebuilt.
 
     A failure leaves a place open for `window` hours. With exponential failures every other place
@@ -112,7 +114,7 @@ def loss_rate(*, servers: int, k: int, r: int, mtbf: float, window: float) -> fl
     if r == 0:
         return 1 / mtbf
     is_open = -math.expm1(-window / (mtbf * servers))
-    share = share_of_sets(servers, k, r)
+    share = share_of_sets(servers, k, r, scatter)
     lost, counted = 0.0, 0.0
     for others in range(min(servers - 1, MOST_OPEN) + 1):
         chance = math.comb(servers - 1, others) * is_open**others

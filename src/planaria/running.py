@@ -88,6 +88,20 @@ def read(
         leave(EXIT_CONFIG, str(error))
 
 
+def as_started_before(sets: list[str]) -> list[str]:
+    """With how the trainers of the saved job were started, which no script can say: before it runs
+    there must be as many. What else was set, the script says again, or the command line.
+    """
+    saved, _ = read(None, sets, resume=True)
+    kept = {
+        "trainers": saved.trainers,
+        "script.spares": saved.script.spares,
+        "threads.trainer": saved.threads.trainer,
+        "reproducible": saved.reproducible,
+    }
+    return [*(f"{key}={value}" for key, value in kept.items()), *sets]
+
+
 def check_early(
     given: Config, kill: list[str] | None, freeze: list[str] | None, resume: bool
 ) -> None:

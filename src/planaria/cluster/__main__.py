@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -26,6 +27,17 @@ from planaria.errors import CheckpointError, DataError, JobOver, PlanariaError
 from planaria.trainer.declaring import SOCKET, Raised, encode
 from planaria.wire.messages import Member
 
+# Of the process or of the moment. A full disk or a missing file is there for the next one, too.
+PASSING = {
+    errno.EAGAIN,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOBUFS,
+    errno.ENOMEM,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+}
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 
@@ -92,12 +104,8 @@ def _may_pass(error: BaseException) -> bool:
     """Whether it lacked something that the process which replaces it may have: memory,
     descriptors, a disk that answers. If it has not, the job ends then.
     """
-    if isinstance(error, DataError):
-        cause = error.__cause__
-        # Without a number it is no error of the system, but of what a damaged file has in it.
-        numbered = isinstance(cause, OSError) and cause.errno is not None
-        return numbered and not isinstance(cause, FileNotFoundError)
-    return isinstance(error, (MemoryError, OSError))
+    cause = error.__cause__ if isinstance(error, DataError) else error
+    return isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno in PASSING)
 
 
 def _is_training() -> bool:

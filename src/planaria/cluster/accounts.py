@@ -62,6 +62,15 @@ def oom_kills() -> int:
     return 0
 
 
+def is_stopped(process: int) -> bool:
+    """Whether it was frozen by a signal; False if it is gone."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == "T"
+
+
 class Works:
     """Who has done something since the last look, by the leaders of sessions."""
 

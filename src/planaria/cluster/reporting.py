@@ -32,7 +32,7 @@ from planaria.wire.control import (
     Viewed,
     Working,
 )
-from planaria.wire.messages import Member
+from planaria.wire.messages import NO_VIEW, Member
 
 CURVE_POINTS = 1000  # of the loss curve in the report
 STEPS_KEPT = 100_000  # whose times are known
@@ -94,7 +94,8 @@ class Reporter(Watcher):
         self.curve: list[tuple[int, float]] = []
         self.committed = start  # the last step that every server is known to have
         self.rolled_back_at = 0.0
-        self._starting = True  # until the first step of a set of processes
+        self._view = NO_VIEW  # of a set of processes
+        self._starting = True  # until the first step of one
         self._start_said_at = 0.0
         self._observe = observe
 
@@ -179,6 +180,9 @@ class Reporter(Watcher):
         self.say()
 
     def _on_view(self, viewed: Viewed, at: float) -> None:
+        if viewed.view <= self._view:
+            return  # a new coordinator tells of the last one again
+        self._view = viewed.view
         progress = self.progress
         first = not progress.servers
         self.committed = viewed.committed
@@ -244,7 +248,7 @@ class Reporter(Watcher):
             if failure.gap_ms is None:
                 failure.view_at = at  # the next step is one of the new processes
         progress.step = back.to_step
-        self.committed, self._starting = back.to_step, True
+        self.committed, self._starting, self._view = back.to_step, True, NO_VIEW
         progress.servers, progress.trainers, progress.rebuilding = [], [], {}
         self.curve = [point for point in self.curve if point[0] <= back.to_step]
         for ended in (self.servers, self.trainers, self.held_out):

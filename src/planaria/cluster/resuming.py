@@ -116,7 +116,8 @@ def _resume(config: Config, folder: str, found: Found) -> Resumption:
         else f"resuming from step {checkpoint.step} in {folder}"
     )
     if checkpoint.step == config.steps:
-        notes.append("all steps are done: nothing is left but to judge the model; raise steps")
+        left = "but to judge the model" if config.is_built_in else "to train"
+        notes.append(f"all steps are done: nothing is left {left}; raise steps, or epochs")
     if checkpoint.manifest.bits < RAW_BITS:
         notes.append(
             f"its weights have {checkpoint.manifest.bits} bits: the digest will be another than "

@@ -27,7 +27,7 @@ from typing import IO, Any
 
 import msgspec
 
-from planaria.cluster.accounts import name_of_signal
+from planaria.cluster.accounts import is_stopped, name_of_signal
 from planaria.cluster.files import HOME
 from planaria.collecting import collect_rarely
 from planaria.config import Config
@@ -330,7 +330,7 @@ class Scripts:
         self.show(everything=True)
         if script.raised:
             raise ClusterError(f"{self.command[0]} has raised an exception before its first batch")
-        what = f"ended with code {code}" if code else "ended"
+        what = _how_it_ended(code) if code else "ended"
         raise ClusterError(
             f"rank {script.rank} of {self.command[0]} {what} before its first batch; a script "
             "trains in a loop over job.batches(...)"
@@ -349,7 +349,7 @@ class Scripts:
         return script
 
     def _choose(self, rank: int | None) -> Process:
-        alive = [one for one in self._waiting if one.poll() is None]
+        alive = [one for one in self._waiting if one.poll() is None and not is_stopped(one.pid)]
         for script in alive:
             if script.rank == (SPARE if rank is None else rank):
                 return script
@@ -366,7 +366,7 @@ class Scripts:
                 self._refuse_if_it_differs(script)
                 script.answer()
         self._waiting = [one for one in self._waiting if not self._is_lost(one)]
-        if len(self._waiting) < self.spares:
+        if sum(not is_stopped(one.pid) for one in self._waiting) < self.spares:
             self._start_spare()
         self.show()
 
@@ -385,7 +385,7 @@ class Scripts:
             return False
         code = script.wait()
         self.spares = max(self.spares - 1, 0)  # the next one would end the same way
-        self.say(f"a spare trainer ended with code {code} before it was needed")
+        self.say(f"a spare trainer {_how_it_ended(code)} before it was needed")
         script.close()
         return True
 
@@ -436,8 +436,12 @@ class Scripts:
     def see_out(self, is_interrupted: Callable[[], bool]) -> str:
         """The job is done: waits until the scripts have ended; what is wrong with how, if anything.
 
-        They may take as long as they like, unless somebody interrupts them.
+        They may take as long as they like, unless somebody interrupts them. Who was to have a rank
+        and never took it has nothing left to do.
         """
+        for script in self._placed:
+            if script not in self._holders.values() and script.poll() is None:
+                script.kill()
         while running := [one for one in self._placed if one.poll() is None]:
             if is_interrupted():
                 return INTERRUPTED
@@ -451,6 +455,8 @@ class Scripts:
 
 
 def _how_it_ended(code: int) -> str:
+    if code == EXIT_REFUSED:
+        return "has raised an exception"
     return f"was killed by {name_of_signal(-code)}" if code < 0 else f"ended with code {code}"
 
 

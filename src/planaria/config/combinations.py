@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from planaria.config.kinds import shown
 from planaria.data.criteo import TABLES as CRITEO_TABLES
 from planaria.data.presets import PRESETS
-from planaria.layout import default_k
+from planaria.layout import default_k, least_scatter
 
 if TYPE_CHECKING:
     from planaria.config.job import Config
@@ -90,7 +90,7 @@ def _groups_fit_into_the_scatter_width(config: Config) -> str | None:
     if not config.r or config.scatter is None or config.servers <= config.r:
         return None
     k = config.k or default_k(config.servers, config.r)
-    least = 2 * (k + config.r - 1)
+    least = min(least_scatter(k, config.r), config.servers - 1)
     if config.scatter >= least:
         return None
     return f"{least} or more, because k is {k} and parity is {config.r}"

@@ -52,5 +52,5 @@ def _result_shape(first: Floats | None, rest: Floats) -> tuple[int, int]:
     if first is not None:
         array("first", first, np.float32, 2, shape=(samples, dim))
         count += 1
-    require(count > 0, "there are no vectors; a sample needs one or more")
+    require(count > 0 and dim > 0, "there are no vectors; a sample needs one or more, of one float")
     return samples, (0 if first is None else dim) + count * (count - 1) // 2

@@ -5,7 +5,7 @@ new cluster, `Layout.resized` when servers come or go, `Layout.arena` for the ro
 """
 
 from planaria.layout.arithmetic import ArenaLayout, Layout, Regions
-from planaria.layout.groups import choose_groups, default_k, default_scatter
+from planaria.layout.groups import choose_groups, default_k, default_scatter, least_scatter
 from planaria.layout.regroup import moved_share, regroup
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "choose_groups",
     "default_k",
     "default_scatter",
+    "least_scatter",
     "moved_share",
     "regroup",
 ]

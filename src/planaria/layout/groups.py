@@ -70,6 +70,11 @@ def default_scatter(k: int, r: int) -> int:
     return SCATTER_PER_MEMBER * (k + r)
 
 
+def least_scatter(k: int, r: int) -> int:
+    """A server stands at each position of a group, with all others before and behind it."""
+    return 2 * (k + r - 1)
+
+
 def choose_groups(
     servers: int, k: int, r: int, domains: Domains | None = None, scatter: int | None = None
 ) -> GroupArray:
@@ -77,15 +82,15 @@ def choose_groups(
 
     `domains[place]` is the fault domain (host, rack) of a place; given, no two members of a group
     share one, and the load is as even as the domains allow. `scatter` is how many others a server
-    may share groups with, 2 (k + r - 1) or more, without domains; None: `default_scatter`. Equal
-    arguments give equal groups on every machine, for ever.
+    may share groups with, `least_scatter` or more, unless that is all; None: `default_scatter`.
+    With domains all others may be. Equal arguments give equal groups on every machine, for ever.
     """
     check_sizes(servers, k, r)
     scatter = default_scatter(k, r) if scatter is None else scatter
-    if scatter < 2 * (k + r - 1):
+    if scatter < min(least_scatter(k, r), servers - 1):
         raise LayoutError(
             f"a scatter width of {scatter} is too small for groups of {k + r} servers; "
-            f"it must be {2 * (k + r - 1)} or more."
+            f"it must be {least_scatter(k, r)} or more."
         )
     if domains is None:
         return _cyclic_groups(servers, k, r, window_of(servers, scatter))

@@ -64,6 +64,9 @@ class PlanInputs:
     k: Annotated[
         int | None, Option("Data records per stripe; else it follows.", _JOB, 1, MAX_K)
     ] = None
+    scatter: Annotated[
+        int | None, Option("Mates of a server; else 4 (k + parity).", _JOB, 1, MAX_SERVERS)
+    ] = None
     history_steps: Annotated[
         int, Option("Whose deltas a server keeps: history.steps.", _JOB, 1, 1024)
     ] = 2

@@ -27,6 +27,7 @@ def inputs_of(job: Config, step_seconds: float) -> dict[str, Any]:
         "optimizer": max(job.arenas, key=lambda arena: arena.rows * arena.words).optimizer.name,
         "touched_mb": sizes.touched / 1e6,
         "k": job.k,
+        "scatter": job.scatter,
         "history_steps": job.history.steps,
         "cpr_variant": job.cpr.variant,
         "rho": job.cpr.rho,
@@ -100,6 +101,7 @@ def base_job(inputs: PlanInputs, job: Config | None) -> Config:
         strategy="none",
         parity=0,
         k=inputs.k,
+        scatter=None,  # which means nothing without parity
         history=HistoryConfig(inputs.history_steps),
     )
     return Config.from_dict(made.to_dict())
@@ -121,6 +123,7 @@ def job_of(made: Recommendation, base: Config) -> Config:
         base,
         strategy=what.kind,
         parity=what.r,
+        scatter=what.scatter,
         checkpoint=saves if what.strategy.rolls_back else base.checkpoint,
         failures=replace(base.failures, mtbf_s=made.mtbf_hours * 3600),
     )

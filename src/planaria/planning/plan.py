@@ -180,7 +180,12 @@ def _estimate(
     whole: Simulated,
 ) -> Estimate:
     loss_rate = formulas.loss_rate(
-        servers=inputs.servers, k=what.k, r=what.r, mtbf=mtbf, window=what.pause + what.rebuild
+        servers=inputs.servers,
+        k=what.k,
+        r=what.r,
+        scatter=what.scatter,
+        mtbf=mtbf,
+        window=what.pause + what.rebuild,
     )
     machines = inputs.servers + max(inputs.trainers, what.r + 1)
     estimate = Estimate(

@@ -41,6 +41,7 @@ class Behaviour:
     kind: str  # the strategy's name, which a plan as JSON shows
     r: int = 0
     k: int = 1
+    scatter: int | None = None  # how many mates a server has; None: as many as by default
     protection: float = 0.0  # a step takes this share longer
     pause: float = 0.0  # at a failure that rolls nothing back
     rebuild: float = 0.0  # the time after it until the place is whole
@@ -81,7 +82,7 @@ def rolls_back(what: Behaviour, failures: Failures, servers: int) -> npt.NDArray
     sets = np.ones(len(crowded))  # how many sets of r the others make
     for taken in range(what.r):
         sets *= (others[crowded] - taken) / (taken + 1)
-    chance = 1 - (1 - share_of_sets(servers, what.k, what.r)) ** sets
+    chance = 1 - (1 - share_of_sets(servers, what.k, what.r, what.scatter)) ** sets
     result = np.zeros(count, np.bool_)
     result[fresh[crowded]] = failures.luck[fresh[crowded]] < chance
     return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planaria import formulas
 from planaria.config import Config
-from planaria.layout import default_k
+from planaria.layout import default_k, least_scatter
 from planaria.planning.inputs import MAX_PARITY, PlanInputs
 from planaria.planning.memory import Memory, memory_of, priority_bytes
 from planaria.planning.simulation import Behaviour
@@ -60,6 +60,7 @@ def _erasure(inputs: PlanInputs, k: int, r: int) -> Behaviour:
         "erasure",
         r=r,
         k=k,
+        scatter=None if inputs.scatter is None else max(inputs.scatter, least_scatter(k, r)),
         protection=inputs.protection(r),
         pause=inputs.pause_seconds / 3600,
         rebuild=inputs.rebuild_hours(k),

@@ -35,18 +35,23 @@ def connect(config: Mapping[str, Any] | str | Path | None = None, **overrides: A
     if isinstance(config, str | Path):
         # What it names, and no more: the rest is up to the command, or has its default.
         given = dict(read_file(Path(config)) or {})
-    elif config is not None:
+    elif isinstance(config, Mapping):
         given = dict(config)
+    elif config is not None:
+        raise ConfigError(
+            f"connect: expected the path of a YAML file, or a dict, got {type(config).__name__}"
+        )
     for name, value in overrides.items():
         both = isinstance(value, Mapping) and isinstance(given.get(name), Mapping)
         given[name] = {**given[name], **value} if both else value
     number, rank, world_size = os.environ.get(SOCKET), 0, 1
     if number:  # else the variables of another launcher, which may be there, mean other jobs
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if given.setdefault("trainers", world_size) != world_size:
+    wanted = given.setdefault("trainers", world_size)
+    if str(wanted) != str(world_size):
         raise ConfigError(
-            f"trainers: the script wants {given['trainers']}, but {world_size} run it; start it "
-            f"with planaria run --set trainers={given['trainers']}"
+            f"trainers: the script wants {wanted}, but {world_size} run it; start it with planaria "
+            f"run --set trainers={wanted}"
         )
     command = msgspec.json.decode(os.environ.get(SETTINGS, "null"), type=Settings | None)
     path, sets = (command.path, command.sets) if command else (None, [])

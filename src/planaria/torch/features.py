@@ -133,7 +133,7 @@ class FeatureTables:
         """The distinct rows that a batch needs, and how its bags are made of them. Any thread may
         do this ahead of time: it needs no rows, and most of it runs without the GIL."""
         bound = self.in_job()
-        samples, versions = keyed.stride(), _versions(keyed, sources)
+        samples = keyed.stride()
         ids, offsets = host_index(keyed.values()), host_index(keyed.offsets())
         rows = [_NO_ROWS] * bound.arena_count
         bags = []
@@ -146,7 +146,7 @@ class FeatureTables:
                 raise self._outside(keyed) from None
             bags.append(ArenaBags(own.arena, numbered))
             rows[own.arena] = numbered.rows
-        return Prepared(self, sources, versions, samples, bags, rows)
+        return Prepared(self, sources, ids.copy(), offsets.copy(), samples, bags, rows)
 
     def prepare_from(self, *sources: Any) -> Prepared:
         """The same for a call of forward with these."""
@@ -156,7 +156,8 @@ class FeatureTables:
         self, step: SparseStep, keyed: KeyedJaggedTensor, sources: tuple[Any, ...]
     ) -> Prepared:
         """What was prepared from these objects, ahead of time or by an earlier forward."""
-        found = step.expected(self, sources, _versions(keyed, sources))
+        ids, offsets = host_index(keyed.values()), host_index(keyed.offsets())
+        found = step.expected(self, sources, ids, offsets)
         if found is None:
             found = self.prepare(keyed, sources)
             step.expect(found)
@@ -210,12 +211,6 @@ def host_floats(floats: torch.Tensor) -> Floats:
     """Weights or gradients as the kernels take them."""
     found: Floats = floats.detach().to("cpu", torch.float32).contiguous().numpy()
     return found
-
-
-def _versions(keyed: KeyedJaggedTensor, sources: tuple[Any, ...]) -> tuple[int, ...]:
-    """How often ids and what they came from were written to."""
-    tensors = [keyed.values(), *(one for one in sources if isinstance(one, torch.Tensor))]
-    return tuple(-1 if one.is_inference() else int(one._version) for one in tensors)
 
 
 # ------------------------------------------------------------------------------------ all at once

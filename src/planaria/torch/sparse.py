@@ -45,13 +45,14 @@ class Prepared:
     """All that can be known of a forward before its rows are there; compared by identity.
 
     It holds for calls of one collection with the very features that it was made from, or with
-    tensors in the same memory, as long as nobody has written to them; so it keeps them, and how
-    often they had been written to.
+    tensors in the same memory, as long as nobody has written to them; so it keeps them, and a copy
+    of their ids. How often torch knows of a write would not do: it does not know of NumPy's.
     """
 
     collection: object
     sources: tuple[Any, ...]
-    versions: tuple[int, ...]
+    ids: Index
+    offsets: Index
     samples: int
     bags: list[ArenaBags]  # of the arenas that the collection has tables in
     rows: list[Index]  # per arena of the job: the distinct arena rows
@@ -97,10 +98,12 @@ class SparseStep:
             self._values.pop(self._expected.pop(key), None)
 
     def expected(
-        self, collection: object, sources: tuple[Any, ...], versions: tuple[int, ...]
+        self, collection: object, sources: tuple[Any, ...], ids: Index, offsets: Index
     ) -> Prepared | None:
         prepared = self._expected.get(_key(collection, sources))
-        return prepared if prepared is not None and prepared.versions == versions else None
+        if prepared is None or not np.array_equal(prepared.ids, ids):
+            return None
+        return prepared if np.array_equal(prepared.offsets, offsets) else None
 
     def values_for(self, prepared: Prepared) -> list[Floats]:
         """Per arena of the job; asked for once in a step, however many forwards need them."""

@@ -16,7 +16,7 @@ def interaction(first: torch.Tensor | None, rest: torch.Tensor) -> torch.Tensor:
     first: [B, dim], where there is one, before the others; rest: [B, count, dim]. Pairs are (1, 0),
     (2, 0), (2, 1) and so on.
     """
-    if rest.is_cpu and rest.dtype == torch.float32:
+    if all(one is None or (one.is_cpu and one.dtype == torch.float32) for one in (first, rest)):
         found: torch.Tensor = _Interaction.apply(first, rest)
         return found
     vectors = rest if first is None else torch.cat([first.unsqueeze(1), rest], dim=1)
@@ -36,7 +36,7 @@ class _Interaction(torch.autograd.Function):  # type: ignore[misc]
         count = rest.shape[1] + (first is not None)
         width = count * (count - 1) // 2 + (0 if first is None else rest.shape[2])
         # Torch's own memory, aligned for what comes next.
-        result = torch.empty(len(rest), width, device="cpu")
+        result = torch.empty(len(rest), width, dtype=torch.float32, device="cpu")
         interact(None if first is None else first.numpy(), rest.numpy(), result.numpy())
         return result
 
