@@ -9,9 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from checkpoint_jobs import Model, small_chunks
-from test_saving import config, hear, saved_by_all
 
-from planaria import Layout, Store
+from planaria import Layout
 from planaria.checkpoints import (
     Checkpoint,
     Lease,
@@ -27,10 +26,7 @@ from planaria.checkpoints import (
 )
 from planaria.checkpoints.folders import LocalFolder
 from planaria.checkpoints.manifest import MANIFEST
-from planaria.cluster.parts import read_dense, restore_records
-from planaria.control.saving import SaveMachine
 from planaria.errors import ArgumentError, CheckpointError, LeaseLost
-from planaria.tables import make_arenas
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 __all__ = ["small_chunks"]
@@ -339,16 +335,3 @@ def test_looking_for_the_newest_reads_what_many_need_once(
     reads.clear()
     found.checkpoint.verify()  # whoever asks again wants it read again
     assert set(reads.values()) == {1}
-
-
-def test_what_another_job_has_saved_is_not_restored(tmp_path: Path) -> None:
-    job = config(tmp_path)
-    saves = SaveMachine(job, 0, 0.0)
-    hear(saves, saved_by_all(job, 5))
-    arenas = make_arenas(job.tables, job.optimizer_rule)
-    store = Store(arenas, job.layout, 0, blank_at=5)
-    with pytest.raises(CheckpointError, match=r"was saved by job .*, and this is another-job"):
-        restore_records(job, "another-job", 5, store)
-    assert store.invalid_records == len(store.arenas[0].records)
-    with pytest.raises(CheckpointError, match="of its own"):
-        read_dense(job, "another-job", 5)
