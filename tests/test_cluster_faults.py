@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import random
 import re
@@ -179,6 +180,21 @@ def test_a_frozen_spare_is_killed_and_a_server_that_dies_then_is_replaced(later_
     assert max(b - a for a, b in pairwise([blows.killed_at, *blows.steps_at])) < 15
 
 
+class HeldUp(Watcher):
+    """A process stands still for some seconds as soon as it is started."""
+
+    def __init__(self, member: str, seconds: float) -> None:
+        self._member, self._seconds, self._since = member, seconds, 0.0
+
+    def on_tick(self, now: float, processes: Attempt) -> None:
+        if self._member in processes.launcher.processes and not self._since:
+            self._since = now
+            processes.launcher.signal(self._member, signal.SIGSTOP)
+        elif self._since and now - self._since > self._seconds:
+            self._since = math.inf
+            processes.launcher.signal(self._member, signal.SIGCONT)
+
+
 def test_a_trainer_that_was_started_in_vain_has_no_say_in_the_digest() -> None:
     """A replacement that takes longer to start than the deadline is asked for twice.
 
@@ -190,7 +206,8 @@ def test_a_trainer_that_was_started_in_vain_has_no_say_in_the_digest() -> None:
             processes.launcher.close_nursery("trainer")  # a trainer starts too fast with it
 
     config = tiny("servers=2", "parity=1", "cluster.deadline_s=1.1")
-    run = BeatenRun(config, [Blow(10, ("trainer:0",))], on_event=close_nursery)
+    late = [HeldUp("trainer-1", 3.0)]
+    run = BeatenRun(config, [Blow(10, ("trainer:0",))], on_event=close_nursery, observers=late)
     assert run.run()["digest"] == undisturbed()
     assert len(run.of(WantMore)) >= 2  # a control: it did happen
 
