@@ -33,11 +33,12 @@ from cluster_jobs import (
 )
 
 from planaria.cluster import nursery
+from planaria.cluster.asking import running_jobs, scrub
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import Exited, JobEvent, Watcher
 from planaria.cluster.files import Beginning, JobFiles
+from planaria.cluster.launcher import LocalLauncher
 from planaria.cluster.run import JobRun
-from planaria.cluster.scrub import running_jobs, scrub
 from planaria.cluster.transport import open_transport
 from planaria.config import ClusterConfig
 from planaria.control.children import EXIT_ORPHAN
@@ -75,6 +76,7 @@ def test_processes_are_children_of_the_supervisor_with_and_without_nurseries() -
             pid = processes.launcher.pid(event.member)
             parents[event.member] = int(Path(f"/proc/{pid}/stat").read_text().split()[3])
         if isinstance(event.what, StepDone) and event.what.step >= 20 and not struck:
+            assert isinstance(processes.launcher, LocalLauncher)
             for one in processes.launcher._nurseries.values():
                 os.kill(one.pid, signal.SIGKILL)
             struck.extend([run.progress.servers[0], run.progress.trainers[0]])
@@ -203,6 +205,7 @@ def test_a_trainer_that_was_started_in_vain_has_no_say_in_the_digest() -> None:
 
     def close_nursery(processes: Attempt, event: JobEvent) -> None:
         if isinstance(event.what, StepDone):
+            assert isinstance(processes.launcher, LocalLauncher)
             processes.launcher.close_nursery("trainer")  # a trainer starts too fast with it
 
     config = tiny("servers=2", "parity=1", "cluster.deadline_s=1.1")

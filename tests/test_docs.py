@@ -124,7 +124,8 @@ def extra_options(words: Sequence[str]) -> list[str]:
         return ["--runs", "5"]
     if name == "data":
         return ["--label", "click"] if "--write" in options else []
-    if name == "train" and "job.yaml" not in options and "--resume" not in options:
+    waits = {"job.yaml", "--resume", "--on"} & {*options}  # for files, or for other machines
+    if name == "train" and not waits:
         return [f"--set={pair}" for pair in SMALLER]
     return []
 

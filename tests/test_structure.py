@@ -55,6 +55,8 @@ ORDER = [
     "planning",
     "comparing",
     "running",
+    "watching",
+    "joining",
     "cli",
     "__main__",
 ]

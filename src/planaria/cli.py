@@ -13,16 +13,11 @@ import typer
 
 import planaria
 from planaria import kernels
-from planaria.cluster.scrub import running_jobs
-from planaria.cluster.scrub import scrub as scrub_job
 from planaria.cluster.trace import Trace
 from planaria.comparing.command import compare_command
 from planaria.config import CheckpointConfig
 from planaria.display import show_report
-from planaria.errors import (
-    ConfigError,
-    PlanariaError,
-)
+from planaria.errors import PlanariaError
 from planaria.exits import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -30,6 +25,16 @@ from planaria.exits import (
     leave_if_unprinted,
 )
 from planaria.inspecting import app as data_app
+from planaria.joining import (
+    KeyFile,
+    LauncherName,
+    ListenAt,
+    On,
+    hosts_of,
+    on_hosts,
+    server_command,
+    trainer_command,
+)
 from planaria.outside import export_command, import_command, predict_command
 from planaria.planning.command import plan
 from planaria.running import (
@@ -53,6 +58,13 @@ from planaria.running import (
     write_report,
 )
 from planaria.trainer.declaring import Settings
+from planaria.watching import (
+    jobs_command,
+    logs_command,
+    scrub_command,
+    status_command,
+    stop_command,
+)
 
 app = typer.Typer(
     add_completion=False,
@@ -96,8 +108,11 @@ def train(
     freeze: Freezes = None,
     report: ReportFile = None,
     resume: Resume = False,
+    on: On = LauncherName.LOCAL,
+    listen: ListenAt = None,
+    key: KeyFile = None,
 ) -> None:
-    """Train a job on this machine, and disturb it on purpose if you like.
+    """Train a job, and disturb it on purpose if you like.
 
     Servers, trainers and the coordinator are processes of their own. Of every group, as many
     servers as the job's parity says can be killed at any instant: the digest at the end is that of
@@ -106,17 +121,21 @@ def train(
     With checkpoint.path and checkpoint.every_steps, or checkpoint.every_s=auto, checkpoints are
     saved meanwhile; docs/checkpoints.md says what they promise.
 
+    All processes run on this machine, or with --on none on those where planaria server and planaria
+    trainer join the job.
+
     Exit codes: 0 done, 1 failed, 2 wrong configuration or nothing to resume from (nothing was
     started), 3 more was lost than the parity can bear, 130 interrupted (Ctrl-C, SIGTERM, SIGHUP).
     """
     check_file(report)
     given, notes = read(config, sets, resume)
+    given = on_hosts(given, on, listen, key)
     check_early(given, kill, freeze, resume)
-    with trainers(given) as (job, scripts):
+    with trainers(given) as (job, scripts), hosts_of(on, listen, key) as hosts:
         schedule = make_schedule(job, kill, freeze)
         start = look_for_start(job, resume)
         start = replace(start, notes=(*notes, *start.notes))
-        run, found = run_job("training", job, schedule, report, start, scripts)
+        run, found = run_job("training", job, schedule, report, start, scripts, hosts=hosts)
     show_report(console, found)
     leave_if_unsaved(run, found, report)
 
@@ -272,44 +291,13 @@ def _write_trace(found: Trace, out: Path) -> None:
     leave_if_unprinted(console)
 
 
-@app.command()
-def scrub(
-    folder: Annotated[
-        Path | None, typer.Argument(help="The job's folder; without, the only running job.")
-    ] = None,
-    deadline: Annotated[float, typer.Option(help="Seconds to wait for the result.")] = 60.0,
-) -> None:
-    """Verify all stripes of a running job, byte for byte, while it trains.
-
-    Every parity record is compared with what its data records, as of one committed step, make of
-    it.
-
-    Exit codes: 0 all are equal, 1 any differs or the job does not answer, 2 no such job runs here.
-    """
-    try:
-        folder = folder or _only_job()
-        found = scrub_job(folder, deadline)
-    except ConfigError as error:
-        leave(EXIT_CONFIG, str(error))
-    except PlanariaError as error:
-        leave(EXIT_FAILED, str(error))
-    if not found.records:
-        leave(EXIT_FAILED, f"the job in {folder} keeps no parity; there is nothing to verify")
-    console.print(f"{found.records:,} parity records verified, {found.wrong:,} wrong")
-    if found.wrong:
-        raise typer.Exit(EXIT_FAILED)
-    leave_if_unprinted(console)
-
-
-def _only_job() -> Path:
-    jobs = running_jobs()
-    if not jobs:
-        raise ConfigError("no job is running here; start one with planaria train")
-    if len(jobs) > 1:
-        raise ConfigError(f"name the job's folder; running here: {', '.join(map(str, jobs))}")
-    return jobs[0]
-
-
+app.command("jobs")(jobs_command)
+app.command("status")(status_command)
+app.command("stop")(stop_command)
+app.command("logs")(logs_command)
+app.command("scrub")(scrub_command)
+app.command("server")(server_command)
+app.command("trainer")(trainer_command)
 app.command()(plan)
 app.command("compare")(compare_command)
 app.command("export")(export_command)

@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from planaria.cluster import preflight
+from planaria.cluster.hosts import Hosts
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption, find_start, load_saved
 from planaria.cluster.run import JobRun
 from planaria.cluster.scripts import INCLUDED, INTERRUPTED, Scripts, environment_of, job_of
@@ -153,10 +154,11 @@ def run_job(
     start: Resumption = FROM_THE_BEGINNING,
     scripts: Scripts | None = None,
     trace: Trace | None = None,
+    hosts: Hosts | None = None,
 ) -> tuple[JobRun, dict[str, Any]]:
     display = Display(console, title, job)
     try:
-        run = JobRun(job, schedule, display, start, scripts=scripts, trace=trace)
+        run = JobRun(job, schedule, display, start, scripts=scripts, trace=trace, hosts=hosts)
     except PlanariaError as error:
         leave(EXIT_CONFIG, str(error))
     try:

@@ -17,9 +17,10 @@ import msgspec
 
 from planaria.cluster.accounts import Works
 from planaria.cluster.archive import Archive
-from planaria.cluster.events import Exited, JobEvent, Note, Observer
+from planaria.cluster.events import Exited, JobEvent, Note, Observer, StopAsked
 from planaria.cluster.files import Beginning, JobFiles
-from planaria.cluster.launcher import LocalLauncher
+from planaria.cluster.hosts import Hosts, HostsLauncher
+from planaria.cluster.launcher import Launcher, LocalLauncher
 from planaria.cluster.node import limits_of
 from planaria.cluster.scripts import Scripts
 from planaria.cluster.transport import open_transport
@@ -34,6 +35,7 @@ from planaria.exactness import Fingerprint, check
 from planaria.files import write_atomically
 from planaria.wire.codec import Envelope
 from planaria.wire.control import (
+    AskStatus,
     DataEnded,
     LastStep,
     Listening,
@@ -42,7 +44,9 @@ from planaria.wire.control import (
     PartSaved,
     Ready,
     Reloaded,
+    Running,
     SaveWanted,
+    Status,
     StepDone,
     Tell,
     Told,
@@ -68,9 +72,13 @@ class Attempt:
         observers: Sequence[Observer],
         fingerprint: Fingerprint | None = None,
         scripts: Scripts | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
-        """fingerprint: what trainers must agree with, where that is known already."""
+        """fingerprint: what trainers must agree with, where that is known already. hosts: where the
+        processes run, if not here.
+        """
         self._scripts = scripts
+        self._hosts = hosts
         self.config = config
         self.beginning = beginning
         self.saves = saves
@@ -84,6 +92,7 @@ class Attempt:
         self._leaving: str | None = None  # why the job is left once the current step is saved
         self._leave_by = 0.0
         self._works = Works()
+        self._failures = 0
         self._struck: set[Member] = set()  # on purpose: nobody need read their logs
 
     def __enter__(self) -> Attempt:
@@ -95,8 +104,7 @@ class Attempt:
             self.transport = open_transport(SUPERVISOR, keys, bind, limits_of(self.config))
             address = self.transport.address.encode()
             write_atomically(self.files.folder / "supervisor.address", address)
-            launcher = LocalLauncher(self.config, self.files, self._scripts)
-            self.launcher = launcher.__enter__()
+            self.launcher = self._launcher().__enter__()
         except OSError as error:
             self.files.remove()
             raise ClusterError(
@@ -123,6 +131,11 @@ class Attempt:
         verdict = self.machine.verdict
         lost = verdict is None or verdict.sentence is not None
         self.files.remove(keep_logs=self.failed or (lost and kind is None))
+
+    def _launcher(self) -> Launcher:
+        if self._hosts is not None:
+            return HostsLauncher(self.config, self.files, self._hosts, self.note)
+        return LocalLauncher(self.config, self.files, self._scripts)
 
     # ------------------------------------------------------------------ for observers
 
@@ -281,6 +294,10 @@ class Attempt:
                 self.machine.receive(member, message, now)
             case Heartbeat():
                 self.machine.heard(member, now)
+            case AskStatus():
+                if message.stop:
+                    self.emit("", StopAsked())
+                self.transport.send(envelope.address, self.transport.encode(self._status()))
 
     def _on_told(self, member: Member, what: Told, now: float) -> None:
         before = {*self.machine.servers, *self.machine.trainers}
@@ -313,6 +330,25 @@ class Attempt:
                 self.saves.save_soon()
         self.emit(member, what)
 
+    def _status(self) -> Status:
+        machine = self.machine
+        processes = [
+            Running(
+                who=machine.who(member),
+                member=member,
+                host=self.launcher.where(member),
+                state=child.state,
+            )
+            for member, child in machine.children.items()
+        ]
+        return Status(
+            step=machine.step,
+            steps=self.config.steps,
+            saved=self.saves.newest(),
+            failures=self._failures,
+            processes=processes,
+        )
+
     def _publish_coordinator(self, address: str) -> None:
         """For whoever looks from outside; the job goes on without it."""
         try:
@@ -321,6 +357,7 @@ class Attempt:
             self.note(f"nobody outside will find the coordinator: {error}")
 
     def _on_failure(self, failure: Failure) -> None:
+        self._failures += 1
         self.failed |= failure.member not in self._struck
         self.emit(failure.member, failure)
 

@@ -40,6 +40,11 @@ class Note:
 
 
 @dataclass(frozen=True)
+class StopAsked:
+    """Somebody wants the job to end, from another terminal."""
+
+
+@dataclass(frozen=True)
 class RolledBack:
     from_step: int
     to_step: int
@@ -50,7 +55,7 @@ class RolledBack:
 class JobEvent:
     at: float
     member: Member  # who told it or whom it is about; "" for the job as a whole
-    what: Told | Failure | Exited | Struck | Note | RolledBack
+    what: Told | Failure | Exited | Struck | Note | StopAsked | RolledBack
 
 
 class Observer(Protocol):

@@ -22,6 +22,7 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from planaria.files import write_atomically
 from planaria.wire.messages import Member
 
 ANY_JOB = "0000-000000-000000"  # as long as the name of any job's folder
+SHARED = ("config.json", "start.json", "keys", "supervisor.address")
 JOBS_KEPT = 20  # folders of ended jobs, for their logs
 
 
@@ -96,6 +98,16 @@ class JobFiles:
         write_atomically(self.folder / "start.json", msgspec.json.encode(beginning))
         write_atomically(self.folder / "keys", msgspec.msgpack.encode(keys), 0o600)
         return keys
+
+    def shared(self) -> dict[str, bytes]:
+        """What the processes on another machine find in a folder there, by name."""
+        return {name: (self.folder / name).read_bytes() for name in SHARED}
+
+    def fill(self, files: Mapping[str, bytes]) -> None:
+        """A new folder with what another machine's has."""
+        self._hold()
+        for name in SHARED:
+            write_atomically(self.folder / name, files[name], 0o600)
 
     def _hold(self) -> None:
         """As long as this process lives, it has a lock on a file: that can be seen from another

@@ -1,4 +1,4 @@
-"""Starts the processes of a job on this machine and tells of their end; nothing else.
+"""Starts the processes of a job and tells of their end; nothing else.
 
 Rows, views, keys and logs do not pass through it. A process's standard input is a pipe that nobody
 writes to: its end is the end of the supervisor. Standard output and error are its log.
@@ -13,8 +13,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Self
 
 from planaria.cluster import scripts
 from planaria.cluster.accounts import OomKills, name_of_signal
@@ -40,12 +42,58 @@ class Process:
     descriptor: int  # becomes readable when it ends
 
 
-class LocalLauncher:
+class Launcher(ABC):
     """Use it as a context manager; leaving it leaves no process behind."""
 
-    def __init__(self, config: Config, files: JobFiles, trainers: Scripts | None = None) -> None:
-        """trainers: where they run a user's script."""
+    processes: dict[Member, Process]  # those on this machine
+
+    @abstractmethod
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Readable when there may be something for `ended`."""
+
+    @abstractmethod
+    def start(self, role: str, member: Member, number: int | None) -> None:
+        """A process that cannot be started is one that has ended."""
+
+    @abstractmethod
+    def signal(self, member: Member, number: signal.Signals = signal.SIGKILL) -> None:
+        """Nothing happens if the process has ended."""
+
+    @abstractmethod
+    def ended(self) -> list[tuple[Member, Ended]]:
+        """Who has ended since the last call."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends every process, politely first."""
+
+    def pid(self, member: Member) -> int:
+        return self.processes[member].handle.pid
+
+    def where(self, member: Member) -> str:
+        """The name of its host, if that is not this machine."""
+        return ""
+
+
+class LocalLauncher(Launcher):
+    """Everything on this machine."""
+
+    def __init__(
+        self,
+        config: Config,
+        files: JobFiles,
+        trainers: Scripts | None = None,
+        nurseries: Collection[str] = tuple(IMPORTS),
+    ) -> None:
+        """trainers: where they run a user's script. nurseries: for these roles."""
         self._scripts = trainers
+        self._forked = [role for role in nurseries if trainers is None or role != "trainer"]
         self.config = config
         self.files = files
         self.processes: dict[Member, Process] = {}
@@ -56,27 +104,20 @@ class LocalLauncher:
         self._failed: list[tuple[Member, Ended]] = []  # could not even be started
         self._oom_kills = OomKills(time.monotonic())
 
-    def __enter__(self) -> LocalLauncher:
-        for role in IMPORTS if self._scripts is None else ("server",):
+    def __enter__(self) -> Self:
+        for role in self._forked:
             with contextlib.suppress(OSError):  # without it, processes start the slow way
                 self._nurseries[role] = borrow(role, self._environment(role))
                 self._epoll.register(self._nurseries[role].fileno(), select.EPOLLIN)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def fileno(self) -> int:
-        """Readable when there is something for `ended`, or a nursery is ready."""
+        """Also readable when a nursery is ready."""
         return self._epoll.fileno()
-
-    def pid(self, member: Member) -> int:
-        return self.processes[member].handle.pid
 
     # ------------------------------------------------------------------ starting
 
     def start(self, role: str, member: Member, number: int | None) -> None:
-        """A process that cannot be started is one that has ended."""
         if role == "trainer" and self._scripts is not None:
             part = Assignment(str(self.files.folder), member, number)
             try:
@@ -165,7 +206,6 @@ class LocalLauncher:
     # ------------------------------------------------------------------ their end
 
     def signal(self, member: Member, number: signal.Signals = signal.SIGKILL) -> None:
-        """Nothing happens if the process has ended."""
         if process := self.processes.get(member):
             process.handle.send_signal(number)
         elif number == signal.SIGKILL and any(member == one[1] for one in self._unborn):
@@ -173,7 +213,6 @@ class LocalLauncher:
             self._failed.append((member, Ended(-signal.SIGKILL, "killed by SIGKILL")))
 
     def ended(self) -> list[tuple[Member, Ended]]:
-        """Who has ended since the last call."""
         self._bear()
         self._oom_kills.tick(time.monotonic())
         found, self._failed = self._failed, []
@@ -218,7 +257,6 @@ class LocalLauncher:
         return "\n".join(text.splitlines()[-LAST_LINES:])
 
     def close(self) -> None:
-        """Ends every process, politely first."""
         for process in self.processes.values():
             _close_input(process.handle)
         self._unborn.clear()

@@ -18,8 +18,10 @@ from planaria.cluster import preflight
 from planaria.cluster.archive import Archive, newest_of, way_back
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.deciding import settle
-from planaria.cluster.events import Observer, RolledBack, Watcher
+from planaria.cluster.events import JobEvent, Observer, RolledBack, StopAsked, Watcher
+from planaria.cluster.facts import Facts
 from planaria.cluster.files import ANY_JOB, Beginning, home
+from planaria.cluster.hosts import Hosts
 from planaria.cluster.injecting import Injector
 from planaria.cluster.reporting import Observe, Progress, Reporter, counted
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption
@@ -85,12 +87,14 @@ class JobRun:
         injector: Injector | None = None,
         scripts: Scripts | None = None,
         trace: Trace | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         """start: where the job begins, as planaria.cluster.resuming finds it. injector: what to
         strike with, instead of what follows the schedule. scripts: the trainers, where they run a
-        user's. trace: what to fill with what the processes do.
+        user's. trace: what to fill with what the processes do. hosts: where they run, if not here.
         """
         self.scripts = scripts
+        self.hosts = hosts
         self.strategy = config.strategy
         check_data(config)
         config, self.decision = settle(config)
@@ -132,7 +136,9 @@ class JobRun:
     def _run(self) -> dict[str, Any]:
         say = self.reporter.say
         raise_descriptor_limit()
-        fits = preflight.check(self.config, self.start.bytes, folder=home() / "jobs" / ANY_JOB)
+        folder = home() / "jobs" / ANY_JOB
+        facts = None if self.hosts is None else Facts()  # what other machines have is not known
+        fits = preflight.check(self.config, self.start.bytes, folder=folder, facts=facts)
         for note in (*fits, *self.start.notes, self.decision):
             if note:
                 say(note)
@@ -141,6 +147,7 @@ class JobRun:
             window = self.trace.window if self.trace else (0, 0)
             beginning = Beginning(self.job, self.start.step, self.start.imported, trace=window)
             rolling_back = RollBackMachine(self.config.survival, beginning.step)
+            self._wait_for_hosts(self.config.spares)
             while failure := self._run_processes(beginning, archive):
                 beginning = self._roll_back(rolling_back, failure, archive)
             self._close(archive)
@@ -178,6 +185,7 @@ class JobRun:
             [*self.observers, _Interrupts(self)],
             self._fingerprint,
             self.scripts,
+            self.hosts,
         )
         self._processes = attempt
         with attempt:
@@ -199,6 +207,15 @@ class JobRun:
             raise Interrupted(verdict.sentence)
         raise ClusterError(verdict.sentence + attempt.files.where_logs_are())
 
+    def _wait_for_hosts(self, spares: int) -> None:
+        """Until there is room for everybody, and for so many spares."""
+        if self.hosts is None:
+            return
+        needs = {"server": self.config.servers + spares, "trainer": self.config.trainers}
+        self.hosts.wait_for(needs, self.reporter.say, lambda: self._interrupted > 0)
+        if self._interrupted:
+            raise Interrupted(f"{INTERRUPTED} before the processes were started")
+
     def _roll_back(
         self, machine: RollBackMachine, failure: str, archive: Archive | None
     ) -> Beginning:
@@ -217,6 +234,7 @@ class JobRun:
             self.config = replace(self.config, strategy=CHECKPOINT.name)
         self.saves = self.saves.after_rollback(self.config, back, now)
         self._processes.emit("", RolledBack(lost_at, back, failure))
+        self._wait_for_hosts(spares=0)  # who has lost machines goes on without
         window = self.trace.window if self.trace else (0, 0)
         return Beginning(self.job, back, self.start.imported and back == 0, trace=window)
 
@@ -321,6 +339,11 @@ class _Interrupts(Watcher):
     def __init__(self, run: JobRun) -> None:
         self._run = run
         self._passed_on = False
+
+    def on_event(self, event: JobEvent, processes: Attempt) -> None:
+        # It may be asked more than once, where its answer is late; that is no order to hurry.
+        if isinstance(event.what, StopAsked) and not self._run._interrupted:
+            self._run.interrupt()
 
     def on_tick(self, now: float, processes: Attempt) -> None:
         if self._run._interrupted and not self._passed_on:

@@ -55,6 +55,14 @@ class Child:
         return self.ready_at is not None
 
     @property
+    def state(self) -> str:
+        """In a word, for whoever asks."""
+        if self.condemned:
+            return "is ended"
+        ready = self.listening if self.role == "coordinator" else self.ready
+        return "ready" if ready else "starts"
+
+    @property
     def nears_its_first_batch(self) -> bool:
         """Whether it is a script that runs, and cannot say anything itself so far."""
         return self.work[0] == FIRST_BATCH and not self.listening and not self.condemned

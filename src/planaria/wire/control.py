@@ -310,4 +310,73 @@ class Obeyed(Control):
     number: int
 
 
-AnyControl: TypeAlias = Tell | Heard | Orders | Obeyed
+# ---------------------------------------------------------------- the supervisor and hosts
+
+
+class Hosted(Control):
+    """A process that a host is to run, and every signal that it was ever to be sent."""
+
+    role: str
+    member: Member
+    number: int | None = None  # the place or rank that it begins with, if any
+    signals: list[int] = []
+
+
+class Wanted(Control):
+    """All that a supervisor wants of a host, as of now. The highest number holds."""
+
+    by: str  # this run of the supervisor, and no other
+    number: int
+    folder: str = ""  # the name of the job's folder; "": there is none
+    files: dict[str, bytes] = {}  # of that folder, until the host says that it has them
+    processes: list[Hosted] = []
+    over: bool = False  # nothing more will be wanted
+
+
+class Gone(Control):
+    """How a process on a host has ended."""
+
+    member: Member
+    code: int
+    last_words: str
+
+
+class Hosting(Control):
+    """All that a host has to say, as of now. It is sent again and again: a host's heartbeat."""
+
+    name: str
+    offers: dict[str, int]  # by role: so many processes it has room for
+    run: int = 1  # how often it has begun anew
+    by: str = ""  # the run of the supervisor that it follows, if any
+    obeyed: int = 0
+    folder: str = ""  # whose files it has
+    ended: list[Gone] = []  # of those that are wanted
+
+
+# ---------------------------------------------------------------- the supervisor and who asks it
+
+
+class AskStatus(Control):
+    """How is the job? stop: and it is to end, as by Ctrl-C."""
+
+    stop: bool = False
+
+
+class Running(Control):
+    """A process of the job."""
+
+    who: str  # "server:2", "spare", "coordinator"
+    member: Member
+    host: str  # "": the supervisor's machine
+    state: str
+
+
+class Status(Control):
+    step: int
+    steps: int
+    saved: int  # the newest checkpoint, if there is any
+    failures: int
+    processes: list[Running]
+
+
+AnyControl: TypeAlias = Tell | Heard | Orders | Obeyed | Wanted | Hosting | AskStatus | Status

@@ -1,0 +1,226 @@
+"""Processes on other machines, as the supervisor sees them: a door that hosts knock at, and a
+launcher that starts processes on them.
+
+The door outlives the sets of processes that a job may have, one after the other. It is tended by a
+thread of its own: hosts must hear from it whatever the supervisor is busy with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+from planaria.cluster.files import JobFiles
+from planaria.cluster.launcher import STOP_S, Launcher, LocalLauncher
+from planaria.cluster.transport import Keys, open_transport
+from planaria.config import Config
+from planaria.control.children import Ended
+from planaria.control.hosting import PlacingMachine
+from planaria.errors import ClusterError
+from planaria.wire.control import Hosting
+from planaria.wire.messages import Member
+
+POLL_MS = 50
+POLL_S = 0.05
+JOIN_S = 600.0  # within which enough hosts must have joined
+SAID_S = 30.0  # between two times that it is said who is missing
+LEAVE_S = 3.0  # within which hosts must have ended what runs
+
+Say = Callable[[str], None]
+
+
+class Listen(NamedTuple):
+    """Where hosts find the job."""
+
+    host: str
+    port: int | None  # None: any
+
+
+class Hosts:
+    """Use it as a context manager: on leaving, hosts are told that the job is over."""
+
+    def __init__(self, listen: Listen, keys: Keys, how_to_join: Callable[[str], str]) -> None:
+        """how_to_join: makes a sentence of the address."""
+        bind = f"tcp://{listen.host}:{'*' if listen.port is None else listen.port}"
+        self._transport = open_transport("door", keys, bind)
+        self.address = self._transport.address
+        self._how_to_join = how_to_join(self.address)
+        self._machine = PlacingMachine(secrets.token_hex(8), time.monotonic())
+        self._addresses: dict[Member, str] = {}
+        self._lock = threading.Lock()
+        # Written to: by the thread, when somebody has ended; and for the thread, when it has work.
+        self._news, self._work = os.eventfd(0, os.EFD_NONBLOCK), os.eventfd(0, os.EFD_NONBLOCK)
+        self._transport.watch(self._work)
+        self._closing = False
+        self._problem = ""  # why the thread has ended, if it has
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Hosts:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._machine.close()
+        os.eventfd_write(self._work, 1)
+        self.settle(LEAVE_S)
+        self._closing = True
+        self._thread.join()
+        self._transport.close()
+        os.close(self._news)
+        os.close(self._work)
+
+    def fileno(self) -> int:
+        """Readable when there is something for `ended`."""
+        return self._news
+
+    # ------------------------------------------------------------------ for the launcher
+
+    def wait_for(self, needs: dict[str, int], say: Say, is_over: Callable[[], bool]) -> None:
+        """Until there is room for so many processes of each role; or it is over, for nobody waits
+        any more.
+        """
+        deadline, say_at = time.monotonic() + JOIN_S, 0.0
+        while not is_over():
+            self._check()
+            with self._lock:
+                here = {role: self._machine.room(role) for role in needs}
+            if all(here[role] >= count for role, count in needs.items()):
+                break
+            now = time.monotonic()
+            named = " and ".join(f"{here[role]} of {needs[role]} {role}s" for role in needs)
+            if now > deadline:
+                raise ClusterError(
+                    f"hosts have offered room for {named} within {JOIN_S:.0f} s; "
+                    f"{self._how_to_join}"
+                )
+            if now >= say_at:
+                say_at = now + SAID_S
+                say(f"waiting for hosts: room for {named} so far; {self._how_to_join}")
+            time.sleep(POLL_S)
+            self.tell_notes(say)
+        self.tell_notes(say)
+
+    def begin(self, files: JobFiles | None) -> None:
+        """With another set of processes; None: with no more."""
+        with self._lock:
+            self._machine.begin(files.folder.name if files else "", files.shared() if files else {})
+        os.eventfd_write(self._work, 1)
+
+    def start(self, role: str, member: Member, number: int | None) -> None:
+        with self._lock:
+            self._machine.start(role, member, number)
+        os.eventfd_write(self._work, 1)
+
+    def signal(self, member: Member, number: int) -> None:
+        with self._lock:
+            self._machine.signal(member, number)
+        os.eventfd_write(self._work, 1)
+
+    def where(self, member: Member) -> str:
+        with self._lock:
+            return self._machine.where(member)
+
+    def ended(self) -> list[tuple[Member, Ended]]:
+        self._check()
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._news)
+        with self._lock:
+            found, self._machine.ended = self._machine.ended, []
+        return found
+
+    def tell_notes(self, say: Say) -> None:
+        with self._lock:
+            notes, self._machine.notes = self._machine.notes, []
+        for note in notes:
+            say(note)
+
+    def settle(self, limit_s: float) -> None:
+        """Waits until hosts have done what is wanted, but not for ever."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            with self._lock:
+                if self._machine.settled:
+                    return
+            time.sleep(POLL_S / 5)
+
+    def _check(self) -> None:
+        if self._problem:
+            raise ClusterError(f"hosts cannot be talked to any more: {self._problem}")
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            self._tend()
+        except Exception as error:  # else the job would wait for hosts in silence
+            self._problem = f"{type(error).__name__}: {error}"
+            os.eventfd_write(self._news, 1)
+
+    def _tend(self) -> None:
+        while not self._closing:
+            self._transport.poll(POLL_MS)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._work)
+            now = time.monotonic()
+            with self._lock:
+                for envelope in self._transport.receive():
+                    if isinstance(envelope.message, Hosting):
+                        if self._machine.receive(envelope.sender, envelope.message, now):
+                            self._addresses[envelope.sender] = envelope.address
+                self._machine.tick(now)
+                due = self._machine.take(now)
+                news = bool(self._machine.ended)
+            for member, wanted in due:
+                self._transport.send(self._addresses[member], self._transport.encode(wanted))
+            if news:
+                os.eventfd_write(self._news, 1)
+
+
+class HostsLauncher(Launcher):
+    """The coordinator beside the supervisor, everybody else on hosts."""
+
+    def __init__(self, config: Config, files: JobFiles, hosts: Hosts, say: Say) -> None:
+        self._local = LocalLauncher(config, files, nurseries=())
+        self.processes = self._local.processes
+        self._files = files
+        self._hosts = hosts
+        self._say = say
+        self._epoll = select.epoll()
+
+    def __enter__(self) -> Self:
+        self._local.__enter__()
+        for one in (self._local, self._hosts):
+            self._epoll.register(one.fileno(), select.EPOLLIN)
+        self._hosts.begin(self._files)
+        return self
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def where(self, member: Member) -> str:
+        return self._hosts.where(member)
+
+    def start(self, role: str, member: Member, number: int | None) -> None:
+        (self._local if role == "coordinator" else self._hosts).start(role, member, number)
+
+    def signal(self, member: Member, number: signal.Signals = signal.SIGKILL) -> None:
+        where = self._local if member in self._local.processes else self._hosts
+        where.signal(member, number)
+
+    def ended(self) -> list[tuple[Member, Ended]]:
+        self._hosts.tell_notes(self._say)
+        return self._local.ended() + self._hosts.ended()
+
+    def close(self) -> None:
+        self._hosts.begin(None)
+        self._local.close()
+        self._hosts.settle(STOP_S + LEAVE_S)
+        self._epoll.close()

@@ -1,0 +1,171 @@
+"""Jobs on many machines, from the command line: who waits for hosts, and who joins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planaria.cluster.host import Host, resolve
+from planaria.cluster.hosts import Hosts, Listen
+from planaria.cluster.keyfile import make_key, read_key
+from planaria.cluster.transport import raise_descriptor_limit
+from planaria.config import Config
+from planaria.errors import ConfigError, PlanariaError
+from planaria.exits import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, leave
+from planaria.running import console
+
+WAIT_S = 600.0
+EVERYWHERE = ("0.0.0.0", "*", "")
+
+
+class LauncherName(StrEnum):
+    """Who starts the processes of a job."""
+
+    LOCAL = "local"
+    NONE = "none"
+
+
+On = Annotated[
+    LauncherName,
+    typer.Option(
+        help="local: this command starts all processes, here. none: they are started with planaria "
+        "server and planaria trainer, on any machines; this command waits for them at --listen."
+    ),
+]
+ListenAt = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST[:PORT]",
+        help="With --on none: an address of this machine that the others reach it at.",
+    ),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="With --on none: the job's key. It is made if there is none; copy it to the others."
+    ),
+]
+Join = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="What planaria train --on none has printed.")
+]
+TheirKey = Annotated[Path, typer.Option(help="The job's key: a copy of the file that it made.")]
+Count = Annotated[int, typer.Option(min=1, max=1024, help="For how many there is room here.")]
+OwnHost = Annotated[
+    str | None,
+    typer.Option(
+        help="An address of this machine that the job's other processes reach it at. Without: the "
+        "one that leads to HOST."
+    ),
+]
+Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait for the job to answer.")]
+
+
+def on_hosts(given: Config, on: LauncherName, listen: str | None, key: Path | None) -> Config:
+    """The same job, with addresses that other machines know."""
+    if on is LauncherName.LOCAL:
+        for option, value in (("--listen", listen), ("--key", key)):
+            if value is not None:
+                leave(EXIT_CONFIG, f"{option}: it has a meaning with --on none only")
+        return given
+    if listen is None or key is None:
+        leave(EXIT_CONFIG, "--on none: give --listen and --key, too; hosts join with both")
+    if not given.is_built_in:
+        leave(
+            EXIT_CONFIG,
+            "--on none: only the built-in model (model.name=dlrm, one id per feature, synthetic or "
+            "Criteo data) can be trained on many machines so far",
+        )
+    where = _listen(listen)
+    return replace(given, cluster=replace(given.cluster, transport="tcp", host=where.host))
+
+
+@contextmanager
+def hosts_of(on: LauncherName, listen: str | None, key: Path | None) -> Iterator[Hosts | None]:
+    """Where the job's processes run, if not here."""
+    if on is LauncherName.LOCAL or listen is None or key is None:
+        yield None
+        return
+    try:
+        keys = read_key(key) if key.exists() else make_key(key)
+        hosts = Hosts(_listen(listen), keys, lambda address: _how_to_join(address, key))
+    except PlanariaError as error:
+        leave(EXIT_CONFIG, str(error))
+    with hosts:
+        yield hosts
+
+
+def _how_to_join(address: str, key: Path) -> str:
+    where = address.removeprefix("tcp://")
+    return (
+        f"on each machine, with a copy of {key}: planaria server --join {where} --key {key.name} "
+        "--count N, and planaria trainer likewise"
+    )
+
+
+def _listen(given: str) -> Listen:
+    host, colon, port = given.rpartition(":")
+    if not colon:
+        host, port = given, ""
+    if host in EVERYWHERE:
+        leave(EXIT_CONFIG, f"--listen: expected an address that others can reach, got {given}")
+    if colon and not (port.isdigit() and 0 < int(port) < 1 << 16):
+        leave(EXIT_CONFIG, f"--listen: expected HOST or HOST:PORT, got {given}")
+    try:
+        return Listen(resolve(host, "--listen"), int(port) if port else None)
+    except ConfigError as error:
+        leave(EXIT_CONFIG, str(error))
+
+
+def server_command(
+    join: Join,
+    key: TheirKey,
+    count: Count = 1,
+    host: OwnHost = None,
+    wait: Wait = WAIT_S,
+) -> None:
+    """Offer this machine to a job, for servers.
+
+    The job decides what runs here: servers, spares, replacements for either. This command starts
+    those processes, and ends with the job, or with Ctrl-C, after which the job goes on without this
+    machine as far as its parity bears. It leaves no process behind.
+
+    Exit codes: 0 the job is over, 1 no job has answered, 2 wrong options, 130 interrupted.
+    """
+    _join("server", join, key, count, host, wait)
+
+
+def trainer_command(
+    join: Join,
+    key: TheirKey,
+    count: Count = 1,
+    host: OwnHost = None,
+    wait: Wait = WAIT_S,
+) -> None:
+    """Offer this machine to a job, for trainers.
+
+    As planaria server, whose help says more.
+    """
+    _join("trainer", join, key, count, host, wait)
+
+
+def _join(role: str, join: str, key: Path, count: int, host: str | None, wait: float) -> None:
+    raise_descriptor_limit()
+    try:
+        Host(join, read_key(key), {role: count}, host, _say).run(wait)
+    except KeyboardInterrupt:
+        leave(EXIT_INTERRUPTED, "interrupted: this machine's processes were ended")
+    except ConfigError as error:
+        leave(EXIT_CONFIG, str(error))
+    except PlanariaError as error:
+        leave(EXIT_FAILED, str(error))
+    _say("the job is over")
+
+
+def _say(line: str) -> None:
+    console.print(line, markup=False, soft_wrap=True)

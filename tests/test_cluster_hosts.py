@@ -1,0 +1,140 @@
+"""Jobs on several machines, here addresses of this one: hosts that join, die and leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from cluster_commands import LIMIT_S, MAIN, finished, started, wait_for_line
+from cluster_jobs import children_of, leaving_nothing, undisturbed, wait_until
+from host_jobs import Addresses, Cluster, cluster
+
+from planaria.cluster.files import forget_old, home
+from planaria.cluster.keyfile import make_key
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    with leaving_nothing():
+        yield
+
+
+def test_the_digest_is_that_of_one_machine(tmp_path: Path) -> None:
+    with cluster(tmp_path, "--kill=server:1@20", servers=(3, 2)) as found:
+        done = found.finished()
+        assert found.codes() == [0, 0, 0]
+    assert done.report["digest"] == undisturbed("steps=60")
+    assert [one["who"] for one in done.report["failures"]] == ["server:1"]
+
+
+def test_a_machine_that_dies_costs_nothing(tmp_path: Path) -> None:
+    with cluster(tmp_path, "--freeze=trainer:0@20:1") as found:
+        wait_for_line(found.job, "trainer:0")
+        found.host_of("server-2").kill()
+        done = found.finished()
+        forget_old(home() / "jobs")  # as whoever starts next on that machine does
+    assert done.report["digest"] == undisturbed("steps=60")
+    assert [one["who"] for one in done.report["failures"]] == ["server:2"]
+
+
+def test_a_machine_may_leave(tmp_path: Path) -> None:
+    with cluster(tmp_path, "--freeze=trainer:0@20:1") as found:
+        wait_for_line(found.job, "trainer:0")
+        leaves = found.host_of("server-0")
+        leaves.send_signal(signal.SIGTERM)
+        assert leaves.wait(10) == 130
+        done = found.finished()
+    assert done.report["digest"] == undisturbed("steps=60")
+
+
+def test_machines_outlive_their_supervisor_only_briefly(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        found = Cluster(tmp_path, stack, Addresses())
+        found.train("steps=100000")
+        host = found.join("server", "--count=5", "--wait=1")
+        found.join("trainer", "--wait=1")
+        assert wait_until(lambda: len(children_of(host.pid)) >= 5, LIMIT_S)
+        found.job.kill()
+        assert found.wait_until_empty(host, 20)
+        assert found.codes() == [1, 1]
+        assert host.stdout is not None
+        assert "nobody has answered" in host.stdout.read()
+
+
+def test_another_key_opens_nothing(tmp_path: Path) -> None:
+    other = tmp_path / "other.key"
+    make_key(other)
+    with ExitStack() as stack:
+        found = Cluster(tmp_path, stack, Addresses())
+        found.train()
+        stranger = found.join("server", "--wait=2", key=other)
+        assert stranger.wait(30) == 1
+        assert stranger.stdout is not None
+        assert "nobody has answered" in stranger.stdout.read()
+        found.job.send_signal(signal.SIGINT)
+        assert finished(found.job).code == 130
+
+
+def test_a_job_goes_on_after_its_supervisor_was_killed(tmp_path: Path) -> None:
+    """The hosts of before wait for the next run of the command."""
+    saved = (f"checkpoint.path={tmp_path / 'saved'}", "checkpoint.every_steps=10")
+    with ExitStack() as stack:
+        found = Cluster(tmp_path, stack, Addresses())
+        found.train(*saved, "--freeze=trainer:0@25:2")
+        port = found.address.rpartition(":")[2]
+        found.join("server", "--count=5")
+        found.join("trainer")
+        wait_for_line(found.job, "trainer:0")
+        found.job.kill()
+        found.job.wait()
+        found.train(*saved, "--resume", port=f":{port}")
+        done = found.finished()
+        assert found.codes() == [0, 0]
+    assert done.report["digest"] == undisturbed("steps=60")
+    assert done.report["resumed_from"] >= 10
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--on=none"], "give --listen and --key"),
+        (["--key=some.key"], "has a meaning with --on none only"),
+        (["--on=none", "--listen=0.0.0.0:1", "--key=k"], "an address that others can reach"),
+        (["--on=none", "--listen=127.0.0.1:x", "--key=k"], "expected HOST or HOST:PORT"),
+    ],
+)
+def test_wrong_options_get_a_sentence(options: list[str], sentence: str) -> None:
+    with started(*options) as job:
+        done = finished(job)
+    assert done.code == 2
+    assert sentence in done.sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--join=127.0.0.1:1", "--key=nowhere.key"], "cannot be read"),
+        (["--join=elsewhere", "--key={key}"], "expected an address as"),
+        (["--join=127.0.0.1:99999", "--key={key}"], "expected an address as"),
+    ],
+)
+def test_hosts_with_wrong_options_get_a_sentence(
+    tmp_path: Path, options: list[str], sentence: str
+) -> None:
+    make_key(tmp_path / "job.key")
+    words = [option.format(key=tmp_path / "job.key") for option in options]
+    ran = subprocess.run(
+        [sys.executable, "-c", MAIN, "server", *words],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env={**os.environ, "COLUMNS": "400"},
+    )
+    assert ran.returncode == 2, ran.stderr
+    assert sentence in " ".join(ran.stderr.split())
