@@ -43,6 +43,27 @@ def test_a_machine_that_dies_costs_nothing(tmp_path: Path) -> None:
     assert [one["who"] for one in done.report["failures"]] == ["server:2"]
 
 
+def test_a_machine_with_several_servers_dies(tmp_path: Path) -> None:
+    """Groups know machines: k = 2 and one parity on three of them, each with two servers."""
+    words = ("servers=6", "cluster.require=host", "--freeze=trainer:0@20:1")
+    with cluster(tmp_path, *words, servers=(3, 3, 3)) as found:
+        said = wait_for_line(found.job, "trainer:0")
+        assert any("any 1 host of 3 with all servers on it" in line for line in said)
+        found.host_of("server-2").kill()
+        done = found.finished()
+        forget_old(home() / "jobs")
+    assert done.report["digest"] == undisturbed("steps=60")
+    lost = [one["who"] for one in done.report["failures"]]
+    assert len([who for who in lost if who.startswith("server")]) == 2
+
+
+def test_what_cannot_be_required_is_refused(tmp_path: Path) -> None:
+    with cluster(tmp_path, "cluster.require=host", servers=(3, 3)) as found:
+        done = finished(found.job)
+    assert done.code == 2
+    assert "cluster.require: host cannot be" in done.sentence
+
+
 def test_a_machine_may_leave(tmp_path: Path) -> None:
     with cluster(tmp_path, "--freeze=trainer:0@20:1") as found:
         wait_for_line(found.job, "trainer:0")

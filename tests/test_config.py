@@ -113,6 +113,8 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
             "transport": draw(st.sampled_from(["ipc", "tcp"])),
             "host": draw(st.sampled_from(["127.0.0.1", "::1", "node-7.rack_2", "10.0.0.1"])),
             "encryption": draw(st.sampled_from(["auto", "on", "off"])),
+            "domains": None,
+            "require": "server",
             "early_answers": draw(st.sampled_from(["on", "off"])),
             "heartbeat_ms": heartbeat,
             "heartbeat_limit_ms": draw(st.integers(heartbeat + 1, 10**7)),
@@ -237,7 +239,7 @@ def is_right(path: str, value: object) -> bool:
     """Said again, by the type of the default and the page: which junk is no junk for a key."""
     default = DEFAULTS[path]
     match path:
-        case "k" | "scatter" | "tables" | "script.parameters" | "data.epochs":
+        case "k" | "scatter" | "tables" | "script.parameters" | "data.epochs" | "cluster.domains":
             return value is None
         case (
             "optimizer.eps"

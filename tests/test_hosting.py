@@ -341,6 +341,22 @@ def test_servers_spread_over_hosts() -> None:
     assert sorted(found["b"]) == ["server-1", "server-3", "trainer-0"]
 
 
+def test_servers_stand_in_the_domains_that_were_named() -> None:
+    """Also if room came and went meanwhile."""
+    placing = PlacingMachine("run", 0.0)
+    for name, domain in (("a", "x"), ("b", "x"), ("c", "y")):
+        placing.receive(name, Hosting(name=name, offers={"server": 2}, domain=domain), 0.0)
+    assert placing.spread(5) == ["x", "x", "x", "y", "x"]
+    placing.receive("d", Hosting(name="d", offers={"server": 9}, domain="z"), 0.0)
+    placing.begin("folder", FILES)
+    for number in range(5):
+        placing.start("server", f"server-{number}", number)
+    placing.start("server", "server-5", None)
+    found = placed(placing)
+    assert sorted(found["a"] + found["b"]) == ["server-0", "server-1", "server-2", "server-4"]
+    assert (found["c"], found["d"]) == (["server-3"], ["server-5"])
+
+
 def test_who_finds_no_room_waits_for_it() -> None:
     placing = PlacingMachine("run", 0.0)
     placing.begin("folder", FILES)

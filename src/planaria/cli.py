@@ -33,6 +33,7 @@ from planaria.joining import (
     hosts_of,
     on_hosts,
     server_command,
+    spread_over,
     trainer_command,
 )
 from planaria.outside import export_command, import_command, predict_command
@@ -135,6 +136,7 @@ def train(
         schedule = make_schedule(job, kill, freeze)
         start = look_for_start(job, resume)
         start = replace(start, notes=(*notes, *start.notes))
+        job = spread_over(hosts, job)
         run, found = run_job("training", job, schedule, report, start, scripts, hosts=hosts)
     show_report(console, found)
     leave_if_unsaved(run, found, report)

@@ -63,6 +63,13 @@ OwnHost = Annotated[
         "one that leads to HOST."
     ),
 ]
+Domain = Annotated[
+    str | None,
+    typer.Option(
+        help="A label that machines share which may fail together: a rack, a zone. Without: this "
+        "machine's address."
+    ),
+]
 Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait for the job to answer.")]
 
 
@@ -100,6 +107,25 @@ def hosts_of(on: LauncherName, listen: str | None, key: Path | None) -> Iterator
         yield hosts
 
 
+def spread_over(hosts: Hosts | None, job: Config) -> Config:
+    """The job, once there is room for all of it: with the hosts that its servers stand on."""
+    if hosts is None:
+        return job
+    needs = {"server": job.servers + job.spares, "trainer": job.trainers}
+    try:
+        hosts.wait_for(needs, _say, lambda: False)
+        domains = hosts.spread(job.servers)
+        return Config.from_dict(
+            replace(job, cluster=replace(job.cluster, domains=domains)).to_dict()
+        )
+    except KeyboardInterrupt:
+        leave(EXIT_INTERRUPTED, "interrupted; nothing was started so far")
+    except ConfigError as error:
+        leave(EXIT_CONFIG, str(error))
+    except PlanariaError as error:
+        leave(EXIT_FAILED, str(error))
+
+
 def _how_to_join(address: str, key: Path) -> str:
     where = address.removeprefix("tcp://")
     return (
@@ -127,6 +153,7 @@ def server_command(
     key: TheirKey,
     count: Count = 1,
     host: OwnHost = None,
+    domain: Domain = None,
     wait: Wait = WAIT_S,
 ) -> None:
     """Offer this machine to a job, for servers.
@@ -137,7 +164,7 @@ def server_command(
 
     Exit codes: 0 the job is over, 1 no job has answered, 2 wrong options, 130 interrupted.
     """
-    _join("server", join, key, count, host, wait)
+    _join("server", join, key, count, host, domain, wait)
 
 
 def trainer_command(
@@ -145,19 +172,28 @@ def trainer_command(
     key: TheirKey,
     count: Count = 1,
     host: OwnHost = None,
+    domain: Domain = None,
     wait: Wait = WAIT_S,
 ) -> None:
     """Offer this machine to a job, for trainers.
 
     As planaria server, whose help says more.
     """
-    _join("trainer", join, key, count, host, wait)
+    _join("trainer", join, key, count, host, domain, wait)
 
 
-def _join(role: str, join: str, key: Path, count: int, host: str | None, wait: float) -> None:
+def _join(
+    role: str,
+    join: str,
+    key: Path,
+    count: int,
+    host: str | None,
+    domain: str | None,
+    wait: float,
+) -> None:
     raise_descriptor_limit()
     try:
-        Host(join, read_key(key), {role: count}, host, _say).run(wait)
+        Host(join, read_key(key), {role: count}, host, domain, _say).run(wait)
     except KeyboardInterrupt:
         leave(EXIT_INTERRUPTED, "interrupted: this machine's processes were ended")
     except ConfigError as error:

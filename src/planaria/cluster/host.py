@@ -61,12 +61,21 @@ class Host:
     """Use `run`; it returns when the job is over, and leaves no process behind."""
 
     def __init__(
-        self, join: str, keys: Keys, offers: Mapping[str, int], own: str | None, say: Say
+        self,
+        join: str,
+        keys: Keys,
+        offers: Mapping[str, int],
+        own: str | None,
+        domain: str | None,
+        say: Say,
     ) -> None:
-        """own: the address of this machine that the job's other processes reach it at."""
+        """own: the address of this machine that the job's other processes reach it at. domain: what
+        it shares with others that may die with it; None: only itself.
+        """
         host, port = _split(join)
         self._address = f"tcp://{resolve(host, '--join')}:{port}"
         self._own = resolve(own, "--host") if own else own_address(self._address)
+        self._domain = domain or self._own
         self._keys = keys
         self._offers = offers
         self._say = say
@@ -89,7 +98,8 @@ class Host:
             transport = open_transport(self._member, self._keys, f"tcp://{self._own}:*")
             stack.callback(transport.close)
             name = f"{socket.gethostname()}/{self._own}"
-            machine = HostMachine(name, self._offers, time.monotonic(), self._runs)
+            now = time.monotonic()
+            machine = HostMachine(name, self._offers, now, self._runs, self._domain)
             ends = stack.enter_context(select.epoll())
             transport.watch(ends.fileno())
             stack.callback(self._clear)

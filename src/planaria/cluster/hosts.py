@@ -108,6 +108,11 @@ class Hosts:
             self.tell_notes(say)
         self.tell_notes(say)
 
+    def spread(self, servers: int) -> tuple[str, ...]:
+        """The domains that servers will stand in, by place."""
+        with self._lock:
+            return tuple(self._machine.spread(servers))
+
     def begin(self, files: JobFiles | None) -> None:
         """With another set of processes; None: with no more."""
         with self._lock:

@@ -28,7 +28,7 @@ from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption
 from planaria.cluster.scripts import INTERRUPTED, Scripts
 from planaria.cluster.trace import Trace
 from planaria.cluster.transport import raise_descriptor_limit
-from planaria.config import Config, describe_protection
+from planaria.config import Config, check_required, describe_protection
 from planaria.control.losses import Losses
 from planaria.control.rolling_back import RollBackMachine
 from planaria.control.saving import SaveMachine
@@ -98,6 +98,7 @@ class JobRun:
         self.strategy = config.strategy
         check_data(config)
         config, self.decision = settle(config)
+        check_required(config)
         self.losses = Losses(config, start.pls, start.pls_updates)
         if config.survival.partial and self.losses.passes_budget():
             config = replace(config, strategy=CHECKPOINT.name)
@@ -147,7 +148,6 @@ class JobRun:
             window = self.trace.window if self.trace else (0, 0)
             beginning = Beginning(self.job, self.start.step, self.start.imported, trace=window)
             rolling_back = RollBackMachine(self.config.survival, beginning.step)
-            self._wait_for_hosts(self.config.spares)
             while failure := self._run_processes(beginning, archive):
                 beginning = self._roll_back(rolling_back, failure, archive)
             self._close(archive)
@@ -207,14 +207,14 @@ class JobRun:
             raise Interrupted(verdict.sentence)
         raise ClusterError(verdict.sentence + attempt.files.where_logs_are())
 
-    def _wait_for_hosts(self, spares: int) -> None:
-        """Until there is room for everybody, and for so many spares."""
+    def _wait_for_hosts(self) -> None:
+        """Until there is room again, but for spares: who has lost machines goes on without."""
         if self.hosts is None:
             return
-        needs = {"server": self.config.servers + spares, "trainer": self.config.trainers}
+        needs = {"server": self.config.servers, "trainer": self.config.trainers}
         self.hosts.wait_for(needs, self.reporter.say, lambda: self._interrupted > 0)
         if self._interrupted:
-            raise Interrupted(f"{INTERRUPTED} before the processes were started")
+            raise Interrupted(f"{INTERRUPTED} before the processes were started again")
 
     def _roll_back(
         self, machine: RollBackMachine, failure: str, archive: Archive | None
@@ -234,7 +234,7 @@ class JobRun:
             self.config = replace(self.config, strategy=CHECKPOINT.name)
         self.saves = self.saves.after_rollback(self.config, back, now)
         self._processes.emit("", RolledBack(lost_at, back, failure))
-        self._wait_for_hosts(spares=0)  # who has lost machines goes on without
+        self._wait_for_hosts()
         window = self.trace.window if self.trace else (0, 0)
         return Beginning(self.job, back, self.start.imported and back == 0, trace=window)
 

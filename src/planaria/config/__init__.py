@@ -21,7 +21,7 @@ from planaria.config.job import (
     ThreadsConfig,
 )
 from planaria.config.optimizer import OptimizerConfig
-from planaria.config.protection import describe_protection
+from planaria.config.protection import check_required, describe_protection
 
 __all__ = [
     "KINDS",
@@ -36,5 +36,6 @@ __all__ = [
     "Reproducible",
     "ScrubConfig",
     "ThreadsConfig",
+    "check_required",
     "describe_protection",
 ]

@@ -96,6 +96,14 @@ def _groups_fit_into_the_scatter_width(config: Config) -> str | None:
     return f"{least} or more, because k is {k} and parity is {config.r}"
 
 
+@_rule("cluster.domains", "servers")
+def _every_server_has_a_domain(config: Config) -> str | None:
+    domains = config.cluster.domains
+    if domains is None or len(domains) == config.servers:
+        return None
+    return f"{config.servers} labels, one for each of the servers"
+
+
 @_rule("batch", "trainers")
 def _every_trainer_has_samples(config: Config) -> str | None:
     if config.batch >= config.trainers:

@@ -38,12 +38,13 @@ from planaria.config.text import read_file, read_override
 from planaria.data.presets import PRESETS
 from planaria.data.split import MAX_SHARE
 from planaria.errors import ConfigError
-from planaria.layout import Layout
+from planaria.layout import Layout, default_k
 from planaria.optimizers import Optimizer
 from planaria.strategies import STRATEGIES, Strategy
 from planaria.tables import MAX_ROWS, Arena, Table, make_arenas
 
 MAX_PROCESSES = 1024  # of one role
+LABEL = text("a label without spaces", r"\S{1,200}")
 MAX_BATCH = 2**24
 MAX_WIDTH = 2**16
 KEYS = {"declared_tables": "tables"}  # where a field cannot be called like its key
@@ -101,6 +102,8 @@ class ClusterConfig:
     transport: Annotated[str, choice("ipc", "tcp")] = "ipc"
     host: Annotated[str, text("a host name or IP address", r"[A-Za-z0-9._:%-]+")] = "127.0.0.1"
     encryption: Annotated[str, choice("auto", "on", "off")] = "auto"
+    domains: Annotated[tuple[str, ...] | None, or_null(several(LABEL, 1, MAX_PROCESSES))] = None
+    require: Annotated[str, choice("server", "host")] = "server"
     early_answers: Annotated[str, choice("off", "on")] = "off"
     heartbeat_ms: Annotated[int, MILLISECONDS] = 200
     heartbeat_limit_ms: Annotated[int, MILLISECONDS] = 2000
@@ -301,7 +304,16 @@ class Config:
     @cached_property
     def layout(self) -> Layout:
         scatter = self.scatter if self.r else None
-        return Layout.fresh(self.servers, self.r, self.k if self.r else 1, scatter=scatter)
+        domains = self.cluster.domains if self.keeps_domains_apart else None
+        if domains and len(set(domains)) == self.servers:
+            domains = None  # nothing to keep apart
+        return Layout.fresh(self.servers, self.r, self.k if self.r else 1, domains, scatter)
+
+    @property
+    def keeps_domains_apart(self) -> bool:
+        """Whether no two members of a group share a fault domain: there are enough of them."""
+        k = self.k or default_k(self.servers, self.r)
+        return self.r > 0 and len(set(self.cluster.domains or ())) >= k + self.r
 
     @property
     def optimizer_rule(self) -> Optimizer:

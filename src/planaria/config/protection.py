@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planaria.config.job import Config
+from planaria.errors import ConfigError
 from planaria.layout import default_k
 
 _TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
@@ -23,11 +24,31 @@ def describe_protection(config: Config) -> str:
         f"k = {k}, parity {r}: {kept} (memory x {1 + r / k:.2f}); "
         f"any {r} server{'s' * (r > 1)} of {config.servers} may die at once"
     )
+    if config.keeps_domains_apart:
+        hosts = len(set(config.cluster.domains or ()))
+        text += f", or any {r} host{'s' * (r > 1)} of {hosts} with all servers on "
+        text += "them" if r > 1 else "it"
+    elif config.cluster.domains is not None:
+        text += "; a host that dies may cost more than that"
     if k == 1 and config.k is None:
         servers = r + 1 + _AFFORDABLE_K
         cheaper = default_k(servers, r)
         text += f"; with servers: {servers} k is {cheaper} (memory x {1 + r / cheaper:.2f})"
     return text
+
+
+def check_required(config: Config) -> None:
+    """Whether the job bears what cluster.require says: it may be known only when hosts are."""
+    if config.cluster.require == "server" or config.keeps_domains_apart:
+        return
+    hosts, width = len(set(config.cluster.domains or ())), config.layout.k + config.r
+    why = (
+        f"a group's members, k + parity = {width}, stand on as many hosts, and cluster.domains "
+        f"names {hosts}"
+    )
+    raise ConfigError(
+        f"cluster.require: host cannot be: {why if config.r else 'there is no parity'}"
+    )
 
 
 def _without_parity(config: Config) -> str:

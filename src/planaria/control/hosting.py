@@ -53,12 +53,16 @@ class HostMachine:
     supervisor.
     """
 
-    def __init__(self, name: str, offers: Mapping[str, int], now: float, run: int = 1) -> None:
-        """run: how often this host has begun anew, after it has lost a supervisor."""
+    def __init__(
+        self, name: str, offers: Mapping[str, int], now: float, run: int = 1, domain: str = ""
+    ) -> None:
+        """run: how often this host has begun anew, after it has lost a supervisor. domain: what it
+        shares with other hosts that may die with it.
+        """
         self.offers = dict(offers)
         self.over = self.lost = False
         self._by = ""  # the run of a supervisor that it follows
-        self._name, self._run = name, run
+        self._name, self._run, self._domain = name, run, domain
         self._wanted = Wanted(by="", number=0)
         self._sent: dict[Member, int] = {}  # of what runs: how many of its signals it was sent
         self._ended: dict[Member, Gone] = {}
@@ -73,6 +77,7 @@ class HostMachine:
         return Hosting(
             name=self._name,
             offers=self.offers,
+            domain=self._domain,
             run=self._run,
             by=self._by,
             obeyed=self._wanted.number,
@@ -143,6 +148,7 @@ class _Host:
     """What the supervisor knows of one."""
 
     name: str
+    domain: str
     run: int
     heard_at: float
     offers: dict[str, int] = field(default_factory=dict)
@@ -168,6 +174,7 @@ class PlacingMachine:
         self._hosts: dict[Member, _Host] = {}
         self._waiting: list[Hosted] = []
         self._folder, self._files = "", dict[str, bytes]()
+        self._domains: list[str] = []  # by place of a server, where it is known
         self._strangers: list[Member] = []  # who follow another supervisor
         self._number = 1
         self._over = False
@@ -212,19 +219,36 @@ class PlacingMachine:
         """For how many processes there is room, or was before some took it."""
         return sum(host.offers.get(role, 0) for host in self._hosts.values())
 
+    def spread(self, servers: int) -> list[str]:
+        """The domains of so many servers, by place, which they are placed in from here on. There is
+        room for them. Domains take turns, by how much room there is.
+        """
+        left = Counter[str]()
+        for host in self._hosts.values():
+            left[host.domain] += host.offers.get("server", 0)
+        self._domains = []
+        for _ in range(servers):
+            roomiest = max(left, key=lambda name: left[name])
+            left[roomiest] -= 1
+            self._domains.append(roomiest)
+        return self._domains
+
     def where(self, member: Member) -> str:
         """The name of the host that runs it."""
         names = [host.name for host in self._hosts.values() if member in host.processes]
         return names[0] if names else ""
 
     def _place(self) -> None:
-        """Where there is most room: so they spread over hosts."""
+        """Each in its domain if it has one, and where there is most room: so they spread."""
         for process in list(self._waiting):
-            free = {name: host.free(process.role) for name, host in self._hosts.items()}
-            best = max(free, key=lambda name: free[name], default="")
-            if best and free[best] > 0:
+            role, place = process.role, process.number
+            hosts = [host for host in self._hosts.values() if host.free(role) > 0]
+            if role == "server" and place is not None and place < len(self._domains):
+                at_home = [host for host in hosts if host.domain == self._domains[place]]
+                hosts = at_home or hosts
+            if hosts:
+                host = max(hosts, key=lambda host: host.free(role))
                 self._waiting.remove(process)
-                host = self._hosts[best]
                 host.processes[process.member] = process
                 self._change(host)
 
@@ -248,7 +272,7 @@ class PlacingMachine:
         if host is None:
             if not any(said.offers.values()):
                 return False  # it leaves
-            host = self._hosts[sender] = _Host(said.name, said.run, now)
+            host = self._hosts[sender] = _Host(said.name, said.domain, said.run, now)
             self._change(host)
             self.notes.append(f"host {said.name} has joined: {_rooms(said.offers)}")
         host.heard_at, host.offers = now, said.offers

@@ -346,6 +346,7 @@ class Hosting(Control):
 
     name: str
     offers: dict[str, int]  # by role: so many processes it has room for
+    domain: str = ""  # what it shares with others that may die with it
     run: int = 1  # how often it has begun anew
     by: str = ""  # the run of the supervisor that it follows, if any
     obeyed: int = 0
