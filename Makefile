@@ -90,6 +90,7 @@ $(DEV_INSTALLED): $(INSTALLED)
 	@echo "installing what tests and checks need into .venv: a minute or two and about 0.4 GB"
 	$(call install_extra,dev)
 	-$(call install_torchrec,$(TORCHREC))
+	-$(call install_extra,ray)
 	touch $@
 
 $(BENCH_INSTALLED): $(INSTALLED)

@@ -27,11 +27,9 @@ from planaria.exits import (
 from planaria.inspecting import app as data_app
 from planaria.joining import (
     KeyFile,
-    LauncherName,
     ListenAt,
     On,
-    hosts_of,
-    on_hosts,
+    launched,
     server_command,
     spread_over,
     trainer_command,
@@ -109,7 +107,7 @@ def train(
     freeze: Freezes = None,
     report: ReportFile = None,
     resume: Resume = False,
-    on: On = LauncherName.LOCAL,
+    on: On = "local",
     listen: ListenAt = None,
     key: KeyFile = None,
 ) -> None:
@@ -122,17 +120,16 @@ def train(
     With checkpoint.path and checkpoint.every_steps, or checkpoint.every_s=auto, checkpoints are
     saved meanwhile; docs/checkpoints.md says what they promise.
 
-    All processes run on this machine, or with --on none on those where planaria server and planaria
-    trainer join the job.
+    All processes run on this machine; or on others, which join the job with planaria server and
+    planaria trainer (--on none), or where Ray starts them (--on ray).
 
     Exit codes: 0 done, 1 failed, 2 wrong configuration or nothing to resume from (nothing was
     started), 3 more was lost than the parity can bear, 130 interrupted (Ctrl-C, SIGTERM, SIGHUP).
     """
     check_file(report)
     given, notes = read(config, sets, resume)
-    given = on_hosts(given, on, listen, key)
     check_early(given, kill, freeze, resume)
-    with trainers(given) as (job, scripts), hosts_of(on, listen, key) as hosts:
+    with launched(given, on, listen, key) as (known, hosts), trainers(known) as (job, scripts):
         schedule = make_schedule(job, kill, freeze)
         start = look_for_start(job, resume)
         start = replace(start, notes=(*notes, *start.notes))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from planaria.cluster import ray_hosts
 from planaria.cluster.host import Host, resolve
 from planaria.cluster.hosts import Hosts, Listen
-from planaria.cluster.keyfile import make_key, read_key
+from planaria.cluster.keyfile import make_key, new_key, read_key
 from planaria.cluster.transport import raise_descriptor_limit
 from planaria.config import Config
 from planaria.errors import ConfigError, PlanariaError
@@ -24,18 +24,13 @@ WAIT_S = 600.0
 EVERYWHERE = ("0.0.0.0", "*", "")
 
 
-class LauncherName(StrEnum):
-    """Who starts the processes of a job."""
-
-    LOCAL = "local"
-    NONE = "none"
-
-
 On = Annotated[
-    LauncherName,
+    str,
     typer.Option(
-        help="local: this command starts all processes, here. none: they are started with planaria "
-        "server and planaria trainer, on any machines; this command waits for them at --listen."
+        metavar="local|none|ray",
+        help="Who starts the processes. local: this command, here. none: you, with planaria server "
+        "and planaria trainer, on any machines; this command waits for them at --listen. ray, or "
+        "ray://HOST:PORT: Ray, on the nodes of that cluster, or of one that is started here.",
     ),
 ]
 ListenAt = Annotated[
@@ -73,38 +68,56 @@ Domain = Annotated[
 Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait for the job to answer.")]
 
 
-def on_hosts(given: Config, on: LauncherName, listen: str | None, key: Path | None) -> Config:
-    """The same job, with addresses that other machines know."""
-    if on is LauncherName.LOCAL:
+@contextmanager
+def launched(
+    given: Config, on: str, listen: str | None, key: Path | None
+) -> Iterator[tuple[Config, Hosts | None]]:
+    """The job with addresses that other machines know, and the hosts that its processes run on; or
+    none, if they run here.
+    """
+    if on != "none":
         for option, value in (("--listen", listen), ("--key", key)):
             if value is not None:
                 leave(EXIT_CONFIG, f"{option}: it has a meaning with --on none only")
-        return given
-    if listen is None or key is None:
-        leave(EXIT_CONFIG, "--on none: give --listen and --key, too; hosts join with both")
+    if on == "local":
+        yield given, None
+        return
     if not given.is_built_in:
         leave(
             EXIT_CONFIG,
-            "--on none: only the built-in model (model.name=dlrm, one id per feature, synthetic or "
-            "Criteo data) can be trained on many machines so far",
+            f"--on {on}: only the built-in model (model.name=dlrm, one id per feature, synthetic "
+            "or Criteo data) can be trained on many machines so far",
         )
-    where = _listen(listen)
-    return replace(given, cluster=replace(given.cluster, transport="tcp", host=where.host))
+    with ExitStack() as stack:
+        try:
+            hosts, host = _hosts(stack, given, on, listen, key)
+        except ConfigError as error:
+            leave(EXIT_CONFIG, str(error))
+        except PlanariaError as error:
+            leave(EXIT_FAILED, str(error))
+        yield replace(given, cluster=replace(given.cluster, transport="tcp", host=host)), hosts
 
 
-@contextmanager
-def hosts_of(on: LauncherName, listen: str | None, key: Path | None) -> Iterator[Hosts | None]:
-    """Where the job's processes run, if not here."""
-    if on is LauncherName.LOCAL or listen is None or key is None:
-        yield None
-        return
-    try:
+def _hosts(
+    stack: ExitStack, given: Config, on: str, listen: str | None, key: Path | None
+) -> tuple[Hosts, str]:
+    """And this machine's address."""
+    if on == "none":
+        if listen is None or key is None:
+            raise ConfigError("--on none: give --listen and --key, too; hosts join with both")
+        where = _listen(listen)
         keys = read_key(key) if key.exists() else make_key(key)
-        hosts = Hosts(_listen(listen), keys, lambda address: _how_to_join(address, key))
-    except PlanariaError as error:
-        leave(EXIT_CONFIG, str(error))
-    with hosts:
-        yield hosts
+        hosts = Hosts(where, keys, lambda address: _how_to_join(address, key))
+        return stack.enter_context(hosts), where.host
+    name, colon, address = on.partition("://")
+    if name != "ray":
+        raise ConfigError(f"--on: expected local, none, ray or ray://HOST:PORT, got {on}")
+    own = stack.enter_context(ray_hosts.connected(address if colon else None))
+    keys = new_key()
+    # Told first, so that actors are not taken for lost when the connection to Ray ends.
+    hosts = stack.enter_context(Hosts(Listen(own, None), keys, lambda _: "Ray starts them"))
+    ray_hosts.start_actors(hosts.address, keys, given)
+    return hosts, own
 
 
 def spread_over(hosts: Hosts | None, job: Config) -> Config:
@@ -139,13 +152,10 @@ def _listen(given: str) -> Listen:
     if not colon:
         host, port = given, ""
     if host in EVERYWHERE:
-        leave(EXIT_CONFIG, f"--listen: expected an address that others can reach, got {given}")
+        raise ConfigError(f"--listen: expected an address that others can reach, got {given}")
     if colon and not (port.isdigit() and 0 < int(port) < 1 << 16):
-        leave(EXIT_CONFIG, f"--listen: expected HOST or HOST:PORT, got {given}")
-    try:
-        return Listen(resolve(host, "--listen"), int(port) if port else None)
-    except ConfigError as error:
-        leave(EXIT_CONFIG, str(error))
+        raise ConfigError(f"--listen: expected HOST or HOST:PORT, got {given}")
+    return Listen(resolve(host, "--listen"), int(port) if port else None)
 
 
 def server_command(

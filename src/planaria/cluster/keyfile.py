@@ -14,9 +14,13 @@ from planaria.files import write_atomically
 TOKEN_BYTES = 16
 
 
+def new_key() -> Keys:
+    return Keys.make(secrets.token_bytes(TOKEN_BYTES), encrypt=True)
+
+
 def make_key(path: Path) -> Keys:
     """A new one, readable by the owner alone."""
-    keys = Keys.make(secrets.token_bytes(TOKEN_BYTES), encrypt=True)
+    keys = new_key()
     try:
         write_atomically(path.absolute(), msgspec.json.encode(keys) + b"\n", 0o600)
     except OSError as error:

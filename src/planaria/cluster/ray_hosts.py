@@ -1,0 +1,74 @@
+"""Hosts that Ray starts: an actor for each server, spare and trainer, spread over its nodes.
+
+Ray places them and starts them again elsewhere when a node is lost. It carries no rows and no
+messages: an actor joins the job as any other host does, and tells of its process itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from planaria.cluster.host import Host
+from planaria.cluster.transport import Keys
+from planaria.config import Config
+from planaria.errors import ClusterError, ConfigError
+
+PLACE_S = 120.0  # within which Ray must have room for everybody
+WAIT_S = 60.0  # for which an actor looks for the job
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[str]:
+    """To a Ray cluster, or to one that is started here; gives this machine's address in it."""
+    ray = _ray()
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    except Exception as error:  # whatever Ray may raise
+        raise ConfigError(f"--on ray: no connection to {address or 'a cluster'}: {error}") from None
+    try:
+        yield str(ray.util.get_node_ip_address())
+    finally:
+        ray.shutdown()  # and with it everything that was started for this process
+
+
+def start_actors(join: str, keys: Keys, job: Config) -> None:
+    """They end with the connection."""
+    ray = _ray()
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    roles = ["server"] * (job.servers + job.spares) + ["trainer"] * job.trainers
+    cpus = {"server": job.threads.server, "trainer": job.threads.trainer}
+    bundles = [{"CPU": cpus[role]} for role in roles]
+    group = ray.util.placement_group(bundles, strategy="SPREAD")
+    if not group.wait(PLACE_S):
+        wanted = sum(bundle["CPU"] for bundle in bundles)
+        raise ClusterError(
+            f"Ray has had no room for {len(bundles)} processes with {wanted} CPUs together within "
+            f"{PLACE_S:.0f} s; add nodes, or lower servers, spares, trainers or threads"
+        )
+    actor = ray.remote(max_restarts=-1, max_task_retries=-1)(RayHost)
+    for number, role in enumerate(roles):
+        where = PlacementGroupSchedulingStrategy(group, number)
+        host = actor.options(num_cpus=cpus[role], scheduling_strategy=where).remote()
+        host.run.remote(join, tuple(keys), role)
+
+
+class RayHost:
+    """In a process of Ray's."""
+
+    def run(self, join: str, keys: tuple[bytes, bytes | None, bytes | None], role: str) -> None:
+        ray = _ray()
+        node = ray.get_runtime_context().get_node_id()
+        own = ray.util.get_node_ip_address()
+        Host(join, Keys(*keys), {role: 1}, own, node, print).run(WAIT_S)
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("--on ray: Ray is not installed; pip install 'planaria[ray]'") from None
+    return ray

@@ -1,0 +1,106 @@
+"""Jobs whose processes Ray starts, on four nodes of a cluster on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_commands import finished, started, wait_for_line
+from cluster_jobs import leaving_nothing, undisturbed
+
+from planaria.cluster.files import forget_old, home
+
+pytest.importorskip("ray", reason="Ray is not installed here")
+from ray.cluster_utils import Cluster
+
+pytestmark = pytest.mark.campaign
+
+JOB = ("servers=4", "k=2", "parity=1", "spares=1", "steps=60")
+PAUSE = "--freeze=trainer:0@20:1"
+
+
+@pytest.fixture
+def nodes() -> Iterator[Any]:
+    """Four of them; their processes are ended with the test."""
+    with leaving_nothing():
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3})
+        try:
+            for _ in range(3):
+                cluster.add_node(num_cpus=3)
+            yield cluster
+        finally:
+            cluster.shutdown()
+            forget_old(home() / "jobs")
+
+
+def on_ray(nodes: Any) -> str:
+    return f"--on=ray://{nodes.address}"
+
+
+def pids_of(member: str) -> list[int]:
+    """Of this user's processes of that name."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                name = (entry / "comm").read_text().strip()
+                variables = (entry / "environ").read_bytes()
+            except OSError:
+                continue  # it ended meanwhile
+            if name == member and bytes(home()) in variables:
+                found.append(int(entry.name))
+    return found
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+
+
+def node_of(nodes: Any, pid: int) -> Any:
+    """Its process was started by an actor, and that by the node's raylet."""
+    raylet = parent_of(parent_of(pid))
+    (found,) = [
+        node
+        for node in nodes.list_all_nodes()
+        if raylet in [info.process.pid for info in node.all_processes["raylet"]]
+    ]
+    return found
+
+
+def test_the_digest_on_ray_is_that_of_one_machine(nodes: Any, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    with started(*JOB, on_ray(nodes), "--kill=server:1@20", f"--report={report}") as job:
+        done = finished(job, report)
+    assert done.code == 0, done.error
+    assert done.report["digest"] == undisturbed("steps=60")
+
+
+def test_an_actor_that_is_killed_costs_nothing(nodes: Any, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    with started(*JOB, on_ray(nodes), PAUSE, f"--report={report}") as job:
+        wait_for_line(job, "trainer:0")
+        (server,) = pids_of("server-1")
+        os.kill(parent_of(server), signal.SIGKILL)
+        done = finished(job, report)
+    assert done.code == 0, done.error
+    assert done.report["digest"] == undisturbed("steps=60")
+    assert [one["who"] for one in done.report["failures"]] == ["server:1"]
+
+
+def test_a_node_that_is_lost_costs_nothing(nodes: Any, tmp_path: Path) -> None:
+    """With all that runs on it. Three servers of a group stand on three nodes."""
+    report = tmp_path / "report.json"
+    words = (*JOB, "cluster.require=host", "cluster.heartbeat_limit_ms=3000", PAUSE)
+    with started(*words, on_ray(nodes), f"--report={report}") as job:
+        wait_for_line(job, "trainer:0")
+        trainer = node_of(nodes, *pids_of("trainer-0"))
+        of_servers = [node_of(nodes, *pids_of(f"server-{place}")) for place in range(4)]
+        others = [node for node in of_servers if node not in (trainer, nodes.head_node)]
+        nodes.remove_node(others[0], allow_graceful=False)
+        done = finished(job, report)
+    assert done.code == 0, done.error
+    assert done.report["digest"] == undisturbed("steps=60")
