@@ -191,10 +191,9 @@ class World:
         self.lossy = False
         self.cut.clear()
         self.mute.clear()
-        for machine in self.machines:
-            if machine.name in self.dead:
-                machine.join(self.now)
-        self.dead.clear()
+        for name in sorted(self.dead)[1:]:  # one of them stays dead: the others have room for all
+            self.machines[int(name[1:])].join(self.now)
+            self.dead.discard(name)
         for _ in range(round(2.5 * SILENT_S / TURN_S)):
             self.turn()
         self.check()

@@ -21,6 +21,7 @@ from planaria.exits import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, leave
 from planaria.running import console
 
 WAIT_S = 600.0
+LOCAL, BY_HAND, RAY = "local", "none", "ray"
 EVERYWHERE = ("0.0.0.0", "*", "")
 
 
@@ -75,11 +76,11 @@ def launched(
     """The job with addresses that other machines know, and the hosts that its processes run on; or
     none, if they run here.
     """
-    if on != "none":
+    if on != BY_HAND:
         for option, value in (("--listen", listen), ("--key", key)):
             if value is not None:
                 leave(EXIT_CONFIG, f"{option}: it has a meaning with --on none only")
-    if on == "local":
+    if on == LOCAL:
         yield given, None
         return
     if not given.is_built_in:
@@ -102,7 +103,7 @@ def _hosts(
     stack: ExitStack, given: Config, on: str, listen: str | None, key: Path | None
 ) -> tuple[Hosts, str]:
     """And this machine's address."""
-    if on == "none":
+    if on == BY_HAND:
         if listen is None or key is None:
             raise ConfigError("--on none: give --listen and --key, too; hosts join with both")
         where = _listen(listen)
@@ -110,7 +111,7 @@ def _hosts(
         hosts = Hosts(where, keys, lambda address: _how_to_join(address, key))
         return stack.enter_context(hosts), where.host
     name, colon, address = on.partition("://")
-    if name != "ray":
+    if name != RAY:
         raise ConfigError(f"--on: expected local, none, ray or ray://HOST:PORT, got {on}")
     own = stack.enter_context(ray_hosts.connected(address if colon else None))
     keys = new_key()
