@@ -24,7 +24,6 @@ WAIT_S = 600.0
 LOCAL, BY_HAND, RAY = "local", "none", "ray"
 EVERYWHERE = ("0.0.0.0", "*", "")
 
-
 On = Annotated[
     str,
     typer.Option(
@@ -92,10 +91,8 @@ def launched(
     with ExitStack() as stack:
         try:
             hosts, host = _hosts(stack, given, on, listen, key)
-        except ConfigError as error:
+        except PlanariaError as error:  # nothing was started so far
             leave(EXIT_CONFIG, str(error))
-        except PlanariaError as error:
-            leave(EXIT_FAILED, str(error))
         yield replace(given, cluster=replace(given.cluster, transport="tcp", host=host)), hosts
 
 
@@ -115,7 +112,7 @@ def _hosts(
         raise ConfigError(f"--on: expected local, none, ray or ray://HOST:PORT, got {on}")
     own = stack.enter_context(ray_hosts.connected(address if colon else None))
     keys = new_key()
-    # Told first, so that actors are not taken for lost when the connection to Ray ends.
+    # It is left first: actors are told that the job is over before Ray ends them.
     hosts = stack.enter_context(Hosts(Listen(own, None), keys, lambda _: "Ray starts them"))
     ray_hosts.start_actors(hosts.address, keys, given)
     return hosts, own

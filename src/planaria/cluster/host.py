@@ -166,7 +166,10 @@ class Host:
         config = Config.from_dict(msgspec.json.decode(files["config.json"]))
         here = replace(config, cluster=replace(config.cluster, host=self._own))
         self._files = JobFiles.fresh()
-        self._files.fill({**files, "config.json": msgspec.json.encode(here.to_dict())})
+        try:
+            self._files.fill({**files, "config.json": msgspec.json.encode(here.to_dict())})
+        except OSError as error:
+            raise ClusterError(f"the job's folder here cannot be written: {error}") from None
         self._launcher = LocalLauncher(here, self._files, nurseries=self._offers)
         self._launcher.__enter__()
         ends.register(self._launcher.fileno(), select.EPOLLIN)
