@@ -269,7 +269,7 @@ def trace(
         leave(EXIT_CONFIG, f"--kill, --freeze: the job ends with step {end}; raise --steps")
     data = replace(given.data, epochs=None)
     job = replace(given, steps=end, data=data)
-    found = Trace(first, steps)
+    found = Trace(first, steps, until_whole=bool(kill))
     try:
         with trainers(job) as (known, scripts):
             schedule = make_schedule(known, kill, freeze)

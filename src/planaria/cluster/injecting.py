@@ -11,6 +11,8 @@ from planaria.schedule import Fault, Freeze
 from planaria.wire.control import StepDone, Viewed
 from planaria.wire.messages import Member
 
+KILLED = "killed"
+
 
 class Injector(Watcher):
     """An observer that strikes, right after the steps that the schedule names: the job waits there
@@ -51,7 +53,7 @@ class Injector(Watcher):
             processes.note(f"{fault.who} is not there to be disturbed")
             return
         frozen = isinstance(fault, Freeze)
-        how = f"frozen for {fault.seconds:g} s" if isinstance(fault, Freeze) else "killed"
+        how = f"frozen for {fault.seconds:g} s" if isinstance(fault, Freeze) else KILLED
         processes.signal(member, signal.SIGSTOP if frozen else signal.SIGKILL)
         if isinstance(fault, Freeze):
             self._wakes.append((now + fault.seconds, member))

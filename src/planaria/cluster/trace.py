@@ -14,6 +14,7 @@ import msgspec
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import Exited, JobEvent, Struck, Watcher
 from planaria.cluster.files import JobFiles
+from planaria.cluster.injecting import KILLED
 from planaria.cluster.tracing import ANY, Span
 from planaria.control.supervising import Failure
 from planaria.errors import ClusterError
@@ -28,26 +29,44 @@ class Trace(Watcher):
     `window`: from which step on, and up to which.
     """
 
-    def __init__(self, first: int, steps: int) -> None:
+    def __init__(self, first: int, steps: int, *, until_whole: bool = False) -> None:
+        """until_whole: before its last step the job waits until killed servers are whole again, so
+        that all of a recovery is seen, however fast steps are.
+        """
         self.window = (first, first + steps)
+        self._pause = max(first, first + steps - 2) if until_whole else 0
+        self._killed: set[Member] = set()  # servers, and still in the view
+        self._rebuilding: set[int] = set()
         self._spans: dict[Member, list[Span]] = {}
         self._moments: list[tuple[float, Member, str]] = []
 
     def on_event(self, event: JobEvent, processes: Attempt) -> None:
         match event.what:
-            case Struck():
-                said = event.what.how
+            case Struck(who=who, how=how):
+                said = how
+                if how == KILLED and who.startswith("server"):
+                    self._killed.add(event.member)
             case Exited():
                 said = f"ended with {event.what.code}"
             case Failure():
                 said = "is gone"
             case Viewed():
                 said = f"view, committed step {event.what.committed}"
+                self._killed &= {*event.what.servers}
+                self._rebuilding = {*event.what.rebuilding}
             case Rebuilt():
                 said = "whole again"
+                self._rebuilding.discard(event.what.place)
             case _:
                 return
         self._moments.append((event.at, event.member or "supervisor", said))
+
+    def on_tick(self, now: float, processes: Attempt) -> None:
+        if processes.step >= self._pause and not self._killed and not self._rebuilding:
+            self._pause = 0
+
+    def pauses_after(self) -> int:
+        return self._pause
 
     def gather(self, files: JobFiles) -> None:
         """Before the folder goes. The last line of one that was killed may not be whole."""
