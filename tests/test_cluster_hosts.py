@@ -40,7 +40,7 @@ def test_a_machine_that_dies_costs_nothing(tmp_path: Path) -> None:
         done = found.finished()
         forget_old(home() / "jobs")  # as whoever starts next on that machine does
     assert done.report["digest"] == undisturbed("steps=60")
-    assert [one["who"] for one in done.report["failures"]] == ["server:2"]
+    assert [one["who"] for one in done.report["failures"]] == ["trainer:0", "server:2"]
 
 
 def test_a_machine_with_several_servers_dies(tmp_path: Path) -> None:
