@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 from cluster_commands import MAIN, Done, command, finished, wait_for_line
 from cluster_jobs import children_of, wait_until
@@ -118,7 +119,7 @@ class Cluster:
         listen = self._machines.address(HUB) + port
         more = ("--on=none", f"--listen={listen}", f"--key={self.key}", f"--report={self.report}")
         self.report.unlink(missing_ok=True)
-        self.job = self._start(HUB, command(*JOB, *words, *more), stderr=subprocess.PIPE)
+        self.job = self._start(HUB, command(*JOB, *words, *more), subprocess.PIPE, subprocess.PIPE)
         said = wait_for_line(self.job, "waiting for hosts")[-1]
         found = re.search(r"--join (\S+) ", said)
         assert found, said
@@ -131,14 +132,23 @@ class Cluster:
         words = [sys.executable, "-c", MAIN, role, *joins, *options]
         if type(self._machines) is Addresses:  # all of them lead to the job
             words += ["--host", self._machines.address(number)]
-        self.hosts.append(self._start(number, words, stderr=subprocess.STDOUT))
+        with self._log(number).open("w") as log:
+            self.hosts.append(self._start(number, words, log, log))
         return self.hosts[-1]
 
-    def _start(self, number: int, words: Sequence[str], stderr: int) -> subprocess.Popen[str]:
+    def _log(self, number: int) -> Path:
+        return self.key.with_name(f"host-{number}.log")
+
+    def said_by(self, host: subprocess.Popen[str]) -> str:
+        return self._log(self.hosts.index(host) + 1).read_text()
+
+    def _start(
+        self, number: int, words: Sequence[str], out: int | IO[str], errors: int | IO[str]
+    ) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [*self._machines.inside(number), *words],
-            stdout=subprocess.PIPE,
-            stderr=stderr,
+            stdout=out,
+            stderr=errors,
             text=True,
             env={**os.environ, "COLUMNS": "400"},
         )
@@ -146,13 +156,23 @@ class Cluster:
         return process
 
     def finished(self) -> Done:
-        done = finished(self.job, self.report)
-        assert done.code == 0, done.error
+        try:
+            done = finished(self.job, self.report)
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"{error.output!r}\n{self._said()}") from None
+        assert done.code == 0, f"{done.error}\n{self._said()}"
         return done
+
+    def _said(self) -> str:
+        """By all hosts."""
+        return "\n".join(f"{host.args!r}: {self.said_by(host)}" for host in self.hosts)
 
     def codes(self) -> list[int]:
         """How the hosts have ended."""
-        return [host.wait(LATER_S) for host in self.hosts]
+        try:
+            return [host.wait(LATER_S) for host in self.hosts]
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"{error}\n{self._said()}") from None
 
     def host_of(self, member: str) -> subprocess.Popen[str]:
         """Which one runs it."""

@@ -14,6 +14,8 @@ from cluster_commands import finished, wait_for_line
 from cluster_jobs import leaving_nothing, undisturbed
 from host_jobs import Network, can_make_networks, cluster
 
+from planaria.cluster.files import forget_old, home
+
 pytestmark = [
     pytest.mark.campaign,
     pytest.mark.skipif(not can_make_networks(), reason="needs root, ip and tc"),
@@ -83,11 +85,12 @@ def test_a_machine_that_hears_but_cannot_speak(tmp_path: Path, network: Network)
 
 def test_the_trainer_s_machine_is_cut_off(tmp_path: Path, network: Network) -> None:
     with cluster(tmp_path, STEPS, LIMIT, "--freeze=server:0@50:1", machines=network) as found:
-        spare = found.join("trainer")
+        found.join("trainer")
         wait_for_line(found.job, "server:0")
+        lost = found.host_of("trainer-0")
         network.cut(found.number_of("trainer-0"))
         done = found.finished()
-        assert spare.wait(30) == 0
+        assert [host.wait(30) for host in found.hosts if host is not lost] == [0] * 6
     assert done.report["digest"] == undisturbed(STEPS)
 
 
@@ -113,6 +116,7 @@ def test_everybody_is_cut_off_from_the_job(tmp_path: Path, network: Network) -> 
         assert done.sentence.startswith("error: ")
         for host in found.hosts:
             assert found.wait_until_empty(host, 20)
+    forget_old(home() / "jobs")  # hosts were killed
 
 
 def test_slow_links_give_the_digest(tmp_path: Path, network: Network) -> None:

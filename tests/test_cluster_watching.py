@@ -77,12 +77,12 @@ def test_a_job_that_is_stopped_twice_still_saves(tmp_path: Path) -> None:
 
 def test_hosts_are_named(tmp_path: Path) -> None:
     with cluster(tmp_path, ENDLESS, servers=(5,)) as found:
-        only_job()
+        name = only_job().name
         shown = planaria("status").stdout
         lines = {line.split()[0]: line for line in shown.splitlines() if ":" in line.split()[0]}
         assert "/127.0.0.2" in lines["server:0"]
         assert "/127.0.0.3" in lines["trainer:0"]
-        assert planaria("stop", "").returncode == 0
+        assert planaria("stop", name).returncode == 0
         assert finished(found.job).code == 130
         assert found.codes() == [0, 0]
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from planaria import kernels
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import JobEvent
+from planaria.cluster.files import SHARED, JobFiles, _held, forget_old
 from planaria.cluster.node import limits_of
 from planaria.config import Config
 from planaria.data import Synthetic, sample_range
@@ -227,6 +228,31 @@ def test_a_jobs_folder_and_sockets_are_its_owners_alone(folder: Path) -> None:
     assert modes.pop("folder") == 0o700
     assert len(modes) >= 5
     assert set(modes.values()) == {0o600}
+
+
+def test_a_folder_that_another_is_just_making_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven commands started at once on one machine: one took the files of another, between its two
+    looks at them.
+    """
+    files = JobFiles(tmp_path / "made")
+    (files.folder / "logs").mkdir(parents=True)
+    look = JobFiles.running
+
+    def running(self: JobFiles) -> bool:
+        found = look(self)
+        if not (self.folder / "supervisor").exists():
+            self.fill(dict.fromkeys(SHARED, b"x"))
+        return found
+
+    monkeypatch.setattr(JobFiles, "running", running)
+    forget_old(tmp_path)
+    assert (files.folder / "keys").exists()
+    monkeypatch.undo()
+    os.close(_held.pop(files.folder))
+    forget_old(tmp_path)
+    assert not (files.folder / "keys").exists()
 
 
 @pytest.mark.torch

@@ -134,7 +134,7 @@ def _asked(ask: Callable[[], T]) -> T:
 
 def _find(job: str | None, *, ended: bool = False) -> Path:
     """The job's folder. ended: it need not be running."""
-    if job is not None and Path(job).is_dir():
+    if job and Path(job).is_dir():
         return Path(job)
     running = asking.running_jobs()
     known = sorted((home() / "jobs").glob("*/")) if ended else running

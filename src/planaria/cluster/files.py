@@ -253,13 +253,13 @@ def forget_old(jobs: Path) -> None:
 
     Keys, sockets and states are left there where a supervisor and its coordinator, which would have
     cleaned up for it, were killed together. A folder without a supervisor's file may be one that is
-    being made.
+    being made; the file is locked before it has its name, so where it is there, its lock tells.
     """
     ended = [jobs / name for name in _names_in(jobs) if not JobFiles(jobs / name).running()]
     for number, folder in enumerate(sorted(ended, key=_changed_at, reverse=True)):
         if number >= JOBS_KEPT:
             JobFiles(folder).remove()
-        elif (folder / "supervisor").exists():
+        elif (folder / "supervisor").exists() and not JobFiles(folder).running():
             JobFiles(folder).remove(keep_logs=True)
 
 
