@@ -35,7 +35,7 @@ def test_the_digest_is_that_of_one_machine(tmp_path: Path) -> None:
 
 def test_a_machine_that_dies_costs_nothing(tmp_path: Path) -> None:
     with cluster(tmp_path, "--freeze=trainer:0@20:1") as found:
-        wait_for_line(found.job, "trainer:0")
+        wait_for_line(found.job, "frozen")
         found.host_of("server-2").kill()
         done = found.finished()
         forget_old(home() / "jobs")  # as whoever starts next on that machine does
@@ -47,7 +47,7 @@ def test_a_machine_with_several_servers_dies(tmp_path: Path) -> None:
     """Groups know machines: k = 2 and one parity on three of them, each with two servers."""
     words = ("servers=6", "cluster.require=host", "--freeze=trainer:0@20:1")
     with cluster(tmp_path, *words, servers=(3, 3, 3)) as found:
-        said = wait_for_line(found.job, "trainer:0")
+        said = wait_for_line(found.job, "frozen")
         assert any("any 1 host of 3 with all servers on it" in line for line in said)
         found.host_of("server-2").kill()
         done = found.finished()
@@ -66,7 +66,7 @@ def test_what_cannot_be_required_is_refused(tmp_path: Path) -> None:
 
 def test_a_machine_may_leave(tmp_path: Path) -> None:
     with cluster(tmp_path, "--freeze=trainer:0@20:1") as found:
-        wait_for_line(found.job, "trainer:0")
+        wait_for_line(found.job, "frozen")
         leaves = found.host_of("server-0")
         leaves.send_signal(signal.SIGTERM)
         assert leaves.wait(10) == 130
@@ -109,7 +109,7 @@ def test_a_job_goes_on_after_its_supervisor_was_killed(tmp_path: Path) -> None:
         port = found.address.rpartition(":")[2]
         found.join("server", "--count=5")
         found.join("trainer")
-        wait_for_line(found.job, "trainer:0")
+        wait_for_line(found.job, "frozen")
         found.job.kill()
         found.job.wait()
         found.train(*saved, "--resume", port=f":{port}")

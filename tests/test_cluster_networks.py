@@ -24,7 +24,7 @@ pytestmark = [
 STEPS = "steps=400"
 LIMIT = "cluster.heartbeat_limit_ms=2000"
 PAUSE = "--freeze=trainer:0@50:1"  # the job stands still meanwhile, and says so
-AT = "trainer:0"
+AT = "frozen"
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def test_a_machine_that_hears_but_cannot_speak(tmp_path: Path, network: Network)
 def test_the_trainer_s_machine_is_cut_off(tmp_path: Path, network: Network) -> None:
     with cluster(tmp_path, STEPS, LIMIT, "--freeze=server:0@50:1", machines=network) as found:
         found.join("trainer")
-        wait_for_line(found.job, "server:0")
+        wait_for_line(found.job, AT)
         lost = found.host_of("trainer-0")
         network.cut(found.number_of("trainer-0"))
         done = found.finished()

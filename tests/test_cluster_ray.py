@@ -42,16 +42,15 @@ def on_ray(nodes: Any) -> str:
 
 
 def pids_of(member: str) -> list[int]:
-    """Of this user's processes of that name."""
+    """Who logs under that name."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                name = (entry / "comm").read_text().strip()
-                variables = (entry / "environ").read_bytes()
+                log = os.readlink(entry / "fd" / "2")
             except OSError:
                 continue  # it ended meanwhile
-            if name == member and bytes(home()) in variables:
+            if log.startswith(str(home())) and log.endswith(f"/{member}.log"):
                 found.append(int(entry.name))
     return found
 
@@ -82,13 +81,13 @@ def test_the_digest_on_ray_is_that_of_one_machine(nodes: Any, tmp_path: Path) ->
 def test_an_actor_that_is_killed_costs_nothing(nodes: Any, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     with started(*JOB, on_ray(nodes), PAUSE, f"--report={report}") as job:
-        wait_for_line(job, "trainer:0")
+        wait_for_line(job, "frozen")
         (server,) = pids_of("server-1")
         os.kill(parent_of(server), signal.SIGKILL)
         done = finished(job, report)
     assert done.code == 0, done.error
     assert done.report["digest"] == undisturbed("steps=60")
-    assert [one["who"] for one in done.report["failures"]] == ["server:1"]
+    assert [one["who"] for one in done.report["failures"]] == ["trainer:0", "server:1"]
 
 
 def test_a_node_that_is_lost_costs_nothing(nodes: Any, tmp_path: Path) -> None:
@@ -96,7 +95,7 @@ def test_a_node_that_is_lost_costs_nothing(nodes: Any, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     words = (*JOB, "cluster.require=host", "cluster.heartbeat_limit_ms=3000", PAUSE)
     with started(*words, on_ray(nodes), f"--report={report}") as job:
-        wait_for_line(job, "trainer:0")
+        wait_for_line(job, "frozen")
         trainer = node_of(nodes, *pids_of("trainer-0"))
         of_servers = [node_of(nodes, *pids_of(f"server-{place}")) for place in range(4)]
         others = [node for node in of_servers if node not in (trainer, nodes.head_node)]
