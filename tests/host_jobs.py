@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -116,10 +115,23 @@ class Cluster:
 
     def train(self, *words: str, port: str = "") -> None:
         """words: as in cluster_commands.command. port: of a job before this one."""
+        self._wait(command(*JOB, *words, *self._options(port)))
+
+    def run(self, script: Path, *arguments: str, options: Sequence[str] = ()) -> None:
+        """options: path=value settings, and options of `planaria run`."""
+        sets = [word for one in options if not one.startswith("--") for word in ("--set", one)]
+        more = [one for one in options if one.startswith("--")]
+        words = [sys.executable, "-c", MAIN, "run", *sets, *more, *self._options()]
+        self._wait([*words, str(script), *arguments])
+
+    def _options(self, port: str = "") -> list[str]:
         listen = self._machines.address(HUB) + port
-        more = ("--on=none", f"--listen={listen}", f"--key={self.key}", f"--report={self.report}")
+        return ["--on=none", f"--listen={listen}", f"--key={self.key}", f"--report={self.report}"]
+
+    def _wait(self, words: Sequence[str]) -> None:
+        """Until it waits for hosts."""
         self.report.unlink(missing_ok=True)
-        self.job = self._start(HUB, command(*JOB, *words, *more), subprocess.PIPE, subprocess.PIPE)
+        self.job = self._start(HUB, words, subprocess.PIPE, subprocess.PIPE)
         said = wait_for_line(self.job, "waiting for hosts")[-1]
         found = re.search(r"--join (\S+) ", said)
         assert found, said
@@ -220,9 +232,3 @@ def cluster(
         for _ in range(trainers):
             found.join("trainer")
         yield found
-
-
-def wait_for_step(found: Cluster, step: int) -> None:
-    """Until the job strikes itself there, as --freeze makes it: it waits at that step meanwhile."""
-    wait_for_line(found.job, f"step {step}")
-    time.sleep(0.1)

@@ -15,7 +15,7 @@ from planaria.cluster import accounts
 from planaria.cluster.accounts import RECENT_S, OomKills, name_of_signal, work_of
 from planaria.cluster.files import JobFiles
 from planaria.cluster.launcher import LocalLauncher
-from planaria.cluster.scripts import _how_it_ended
+from planaria.cluster.scripts import how_it_ended
 from planaria.config import Config
 
 
@@ -25,7 +25,7 @@ from planaria.config import Config
 )
 def test_every_signal_has_a_name(number: int, name: str) -> None:
     assert name_of_signal(number) == name
-    assert _how_it_ended(-number) == f"was killed by {name}"
+    assert how_it_ended(-number) == f"was killed by {name}"
 
 
 def test_a_process_that_a_real_time_signal_ends_is_one_that_has_ended(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from cluster_commands import finished, started, wait_for_line
 from cluster_jobs import leaving_nothing, undisturbed
+from script_jobs import run_script, undisturbed_script
 
 from planaria.cluster.files import forget_old, home
 
@@ -76,6 +77,15 @@ def test_the_digest_on_ray_is_that_of_one_machine(nodes: Any, tmp_path: Path) ->
         done = finished(job, report)
     assert done.code == 0, done.error
     assert done.report["digest"] == undisturbed("steps=60")
+
+
+def test_a_script_on_ray_learns_what_it_does_on_one_machine(nodes: Any, tmp_path: Path) -> None:
+    kills = ("--kill=server:0@3", "--kill=trainer:1@6")
+    sets = ("servers=3", "spares=1", "trainers=2")
+    done = run_script(tmp_path, "loop.py", sets=sets, options=(on_ray(nodes), *kills))
+    assert done.code == 0, done.error
+    assert done.report["digest"] == undisturbed_script("loop.py", trainers=2)
+    assert [one["who"] for one in done.report["failures"]] == ["server:0", "trainer:1"]
 
 
 def test_an_actor_that_is_killed_costs_nothing(nodes: Any, tmp_path: Path) -> None:

@@ -1,218 +1,29 @@
-"""Placing processes on hosts: the real machines of both sides over a network that loses, delays and
-cuts, with hosts and supervisors that die.
-"""
+"""Placing processes on hosts: the real machines of both sides in two thousand schedules."""
 
 from __future__ import annotations
 
-import random
 import signal
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-import msgspec
 import pytest
+from hosting_world import FILES, OFFERS, World
 
-from planaria.control import hosting
+from planaria.control import hosting, placing
 from planaria.control.children import Ended
-from planaria.control.hosting import SILENT_S, Enter, HostMachine, PlacingMachine, Run, Signal
+from planaria.control.hosting import HostMachine
+from planaria.control.placing import HostRecord, PlacingMachine
 from planaria.wire.control import Gone, Hosted, Hosting, Wanted
-
-OFFERS = {"server": 2, "trainer": 1}
-TURN_S = 0.1
-FILES = {"config.json": b"{}"}
-
-
-@dataclass
-class Machine:
-    """One host, as its driver has it: what the machine says, and what really runs."""
-
-    name: str
-    runs: int = 0
-    host: HostMachine = field(init=False)
-    folder: bool = False
-    running: dict[str, int] = field(default_factory=dict)  # and signals that came through
-
-    @property
-    def address(self) -> str:
-        return f"{self.name}-{self.runs}"
-
-    def join(self, now: float) -> None:
-        """As a command that was just started, or has lost its supervisor."""
-        self.runs += 1
-        self.running.clear()
-        self.folder = False
-        self.host = HostMachine(self.name, OFFERS, now, self.runs)
-
-
-class World:
-    """Two thousand of these run in a few seconds, so they are small: four hosts, 250 turns of
-    faults, and then as long as it takes to come to rest.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self.draw = random.Random(seed)
-        self.now = 0.0
-        self.supervisors = self.folders = self.members = 0
-        self.started: Counter[str] = Counter()  # how often each process was, ever
-        self.wanted: dict[str, str] = {}  # by member, its role: not told to have ended so far
-        self.told: Counter[str] = Counter()
-        self.flying: list[tuple[float, str, str, bytes]] = []  # when, from, to, what
-        self.addresses: dict[str, str] = {}
-        self.cut: set[str] = set()
-        self.mute: set[str] = set()  # who hears, and is not heard
-        self.dead: set[str] = set()
-        self.lossy = True
-        self.machines = [Machine(f"h{number}") for number in range(4)]
-        for machine in self.machines:
-            machine.join(self.now)
-        self._supervise()
-
-    def _supervise(self) -> None:
-        self.supervisors += 1
-        self.placing = PlacingMachine(f"run-{self.supervisors}", self.now)
-        self._begin()
-
-    def _begin(self) -> None:
-        self.folders += 1
-        self.wanted.clear()
-        self.placing.begin(f"folder-{self.folders}", FILES)
-
-    # ------------------------------------------------------------------ faults
-
-    def disturb(self) -> None:
-        draw, machine = self.draw, self.draw.choice(self.machines)
-        match draw.randrange(40):
-            case 0:
-                self.cut.add(machine.name)
-            case 1 | 2:
-                self.cut.discard(machine.name)
-            case 12:
-                self.mute.add(machine.name)
-            case 13:
-                self.mute.discard(machine.name)
-            case 3:
-                self.dead.add(machine.name)
-                machine.running.clear()
-            case 4 | 5:
-                if machine.name in self.dead:
-                    self.dead.discard(machine.name)
-                    machine.join(self.now)
-            case 6:
-                if draw.random() < 0.2:
-                    self._supervise()
-                elif draw.random() < 0.3:
-                    self._begin()
-            case 7 | 8 | 9 if machine.running:
-                self._exit(machine, draw.choice([*machine.running]), -signal.SIGSEGV)
-            case 10 | 11 if self.wanted:
-                victim = draw.choice([*self.wanted])
-                self.placing.signal(victim, draw.choice([signal.SIGKILL, signal.SIGCONT]))
-            case number if number > 25:
-                self._start(draw.choice(["server", "server", "trainer"]))
-
-    def _start(self, role: str) -> None:
-        if sum(one == role for one in self.wanted.values()) >= OFFERS[role] * 3:
-            return
-        self.members += 1
-        member = f"{role}-{self.members}"
-        self.wanted[member] = role
-        self.placing.start(role, member, None)
-
-    def _exit(self, machine: Machine, member: str, code: int) -> None:
-        del machine.running[member]
-        machine.host.on_exit(member, Ended(code))
-
-    # ------------------------------------------------------------------ turns
-
-    def turn(self) -> None:
-        self.now += TURN_S
-        due = [one for one in self.flying if one[0] <= self.now]
-        self.flying = [one for one in self.flying if one[0] > self.now]
-        for _, sender, to, data in due:
-            self._deliver(sender, to, data)
-        for machine in self.machines:
-            if machine.name not in self.dead:
-                self._turn_of(machine)
-        self.placing.tick(self.now)
-        for to, wanted in self.placing.take(self.now):
-            self._send("door", self.addresses[to], msgspec.msgpack.encode(wanted))
-        for member, _ in self.placing.ended:
-            self.told[member] += 1
-            self.wanted.pop(member, None)
-        self.placing.ended.clear()
-
-    def _turn_of(self, machine: Machine) -> None:
-        machine.host.tick(self.now)
-        for action in machine.host.take():
-            match action:
-                case Enter():
-                    machine.running.clear()
-                    machine.folder = bool(action.files)
-                case Run(process=one):
-                    assert machine.folder
-                    self.started[one.member] += 1
-                    machine.running[one.member] = 0
-                case Signal() if action.member in machine.running:
-                    machine.running[action.member] += 1
-                    if action.number == signal.SIGKILL:
-                        self._exit(machine, action.member, -action.number)
-        if machine.host.lost:
-            machine.join(self.now)
-        self._send(machine.address, "door", msgspec.msgpack.encode(machine.host.says()))
-
-    def _send(self, sender: str, to: str, data: bytes) -> None:
-        if not self.lossy:
-            self.flying.append((self.now, sender, to, data))
-        elif self.draw.random() > 0.2:
-            late_s = self.draw.choice([0.0, 0.0, 0.3, 1.5])
-            self.flying.append((self.now + late_s, sender, to, data))
-
-    def _deliver(self, sender: str, to: str, data: bytes) -> None:
-        if {sender.partition("-")[0], to.partition("-")[0]} & (self.cut | self.dead):
-            return
-        if sender.partition("-")[0] in self.mute:
-            return
-        if to == "door":
-            said = msgspec.msgpack.decode(data, type=Hosting)
-            if self.placing.receive(sender.partition("-")[0], said, self.now):
-                self.addresses[sender.partition("-")[0]] = sender
-        for machine in self.machines:
-            if machine.address == to:
-                wanted = msgspec.msgpack.decode(data, type=Wanted)
-                machine.host.receive(wanted, self.now)
-
-    # ------------------------------------------------------------------ a schedule, and its end
-
-    def run(self) -> None:
-        for _ in range(250):
-            self.disturb()
-            self.turn()
-        self.lossy = False
-        self.cut.clear()
-        self.mute.clear()
-        for name in sorted(self.dead)[1:]:  # one of them stays dead: the others have room for all
-            self.machines[int(name[1:])].join(self.now)
-            self.dead.discard(name)
-        for _ in range(round(2.5 * SILENT_S / TURN_S)):
-            self.turn()
-        self.check()
-
-    def check(self) -> None:
-        assert self.placing.settled
-        assert max(self.started.values(), default=1) == 1, "a process was started twice"
-        assert max(self.told.values(), default=1) == 1, "an end was told twice"
-        running = [member for machine in self.machines for member in machine.running]
-        assert sorted(running) == sorted(self.wanted), "others run than are wanted"
-        for machine in self.machines:
-            roles = Counter(member.partition("-")[0] for member in machine.running)
-            assert all(roles[role] <= OFFERS[role] for role in roles), "a host is too full"
 
 
 @pytest.mark.parametrize("block", range(20))
 def test_two_thousand_schedules(block: int) -> None:
     for seed in range(100 * block, 100 * (block + 1)):
         World(seed).run()
+
+
+@pytest.fixture(autouse=True)
+def short_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosting, "MOST_LINES", 3)
 
 
 def broken(change: Callable[[pytest.MonkeyPatch], None]) -> bool:
@@ -272,7 +83,8 @@ def what_is_not_wanted_goes_on(patch: pytest.MonkeyPatch) -> None:
 
 
 def silent_hosts_are_trusted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(hosting, "SILENT_S", 1e9)
+    for side in (hosting, placing):
+        patch.setattr(side, "SILENT_S", 1e9)
 
 
 def ends_are_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -296,9 +108,58 @@ def old_news_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HostMachine, "receive", careless)
 
 
+def lines_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    says = HostMachine.says
+
+    def careless(self: HostMachine) -> Hosting:
+        said = says(self)
+        self._lines.clear()
+        return said
+
+    patch.setattr(HostMachine, "says", careless)
+
+
+def lines_are_not_counted(patch: pytest.MonkeyPatch) -> None:
+    receive = PlacingMachine._on_scripts
+
+    def careless(self: PlacingMachine, host: HostRecord, said: Hosting) -> None:
+        said.line = host.heard
+        receive(self, host, said)
+
+    patch.setattr(PlacingMachine, "_on_scripts", careless)
+
+
+def ends_overtake_last_words(patch: pytest.MonkeyPatch) -> None:
+    says = HostMachine.says
+
+    def careless(self: HostMachine) -> Hosting:
+        said = says(self)
+        said.ended = [*self._ended.values()]
+        return said
+
+    patch.setattr(HostMachine, "says", careless)
+
+
+def seats_go_with_their_host(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PlacingMachine, "_unseat", lambda self, host: None)
+
+
+def seats_take_no_room(patch: pytest.MonkeyPatch) -> None:
+    def careless(self: HostRecord, role: str) -> int:
+        used = sum(one.role == role for one in self.processes.values())
+        return self.offers.get(role, 0) - used
+
+    patch.setattr(HostRecord, "free", careless)
+
+
 @pytest.mark.parametrize(
     "rule",
     [
+        lines_are_forgotten,
+        lines_are_not_counted,
+        ends_overtake_last_words,
+        seats_go_with_their_host,
+        seats_take_no_room,
         hosts_do_not_know_supervisors,
         hosts_that_begin_anew_are_as_before,
         old_folders_count,

@@ -19,7 +19,8 @@ import torch
 from cluster_jobs import wait_until
 from torch import nn
 
-from planaria.cluster.scripts import HELD_LINES, Script, Scripts, environment_of, job_of
+from planaria.cluster.script import HELD_LINES, Script
+from planaria.cluster.scripts import Scripts, environment_of, job_of
 from planaria.config import Config
 from planaria.errors import (
     ArgumentError,

@@ -16,6 +16,7 @@ from planaria import kernels
 from planaria.cluster.trace import Trace
 from planaria.comparing.command import compare_command
 from planaria.config import CheckpointConfig
+from planaria.config.text import read_file
 from planaria.display import show_report
 from planaria.errors import PlanariaError
 from planaria.exits import (
@@ -129,7 +130,10 @@ def train(
     check_file(report)
     given, notes = read(config, sets, resume)
     check_early(given, kill, freeze, resume)
-    with launched(given, on, listen, key) as (known, hosts), trainers(known) as (job, scripts):
+    with (
+        launched(given, on, listen, key) as hosts,
+        trainers(given, hosts=hosts) as (job, scripts),
+    ):
         schedule = make_schedule(job, kill, freeze)
         start = look_for_start(job, resume)
         start = replace(start, notes=(*notes, *start.notes))
@@ -156,6 +160,9 @@ def run_command(
     freeze: Freezes = None,
     report: ReportFile = None,
     resume: Resume = False,
+    on: On = "local",
+    listen: ListenAt = None,
+    key: KeyFile = None,
 ) -> None:
     """Run a script of yours as the trainers of a job.
 
@@ -163,6 +170,9 @@ def run_command(
     job's `trainers` runs it, with RANK and WORLD_SIZE set. Servers, a coordinator and spares are
     started for it. A trainer that dies is replaced by a spare, which has run the script up to its
     first batch, and goes on at the committed step.
+
+    With --on, the processes run on other machines, as those of planaria train do. The script, what
+    it imports and what it reads must be there, too, in the same place.
 
     Exit codes are those of planaria train; 1 also where the script has raised an exception.
     """
@@ -173,12 +183,16 @@ def run_command(
         sets = as_started_before(sets or [])
     given, _ = read(config, sets)
     check_early(given, kill, freeze, resume)
-    # Whole, because the script may go elsewhere before it connects.
-    settings = Settings(str(config.absolute()) if config else None, sets or [])
-    with trainers(given, [str(script), *(arguments or ())], settings) as (job, scripts):
+    settings = Settings(read_file(config) if config else None, sets or [])
+    command = [str(script), *(arguments or ())]
+    with (
+        launched(given, on, listen, key) as hosts,
+        trainers(given, command, settings, hosts) as (job, scripts),
+    ):
         schedule = make_schedule(job, kill, freeze)
         start = look_for_start(job, resume)
-        run, found = run_job("training", job, schedule, report, start, scripts)
+        job = spread_over(hosts, job)
+        run, found = run_job("training", job, schedule, report, start, scripts, hosts=hosts)
     show_report(console, found)
     leave_if_unsaved(run, found, report)
     if run.scripts_wrong:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -71,64 +72,54 @@ Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait for the job to
 @contextmanager
 def launched(
     given: Config, on: str, listen: str | None, key: Path | None
-) -> Iterator[tuple[Config, Hosts | None]]:
-    """The job with addresses that other machines know, and the hosts that its processes run on; or
-    none, if they run here.
-    """
+) -> Iterator[Hosts | None]:
+    """The hosts that a job's processes run on; none, if they run here."""
     if on != BY_HAND:
         for option, value in (("--listen", listen), ("--key", key)):
             if value is not None:
                 leave(EXIT_CONFIG, f"{option}: it has a meaning with --on none only")
     if on == LOCAL:
-        yield given, None
+        yield None
         return
-    if not given.is_built_in:
-        leave(
-            EXIT_CONFIG,
-            f"--on {on}: only the built-in model (model.name=dlrm, one id per feature, synthetic "
-            "or Criteo data) can be trained on many machines so far",
-        )
     with ExitStack() as stack:
         try:
-            hosts, host = _hosts(stack, given, on, listen, key)
+            hosts = _hosts(stack, given, on, listen, key)
         except PlanariaError as error:  # nothing was started so far
             leave(EXIT_CONFIG, str(error))
-        yield replace(given, cluster=replace(given.cluster, transport="tcp", host=host)), hosts
+        yield hosts
 
 
-def _hosts(
-    stack: ExitStack, given: Config, on: str, listen: str | None, key: Path | None
-) -> tuple[Hosts, str]:
-    """And this machine's address."""
+def _hosts(stack: ExitStack, given: Config, on: str, listen: str | None, key: Path | None) -> Hosts:
     if on == BY_HAND:
         if listen is None or key is None:
             raise ConfigError("--on none: give --listen and --key, too; hosts join with both")
         where = _listen(listen)
         keys = read_key(key) if key.exists() else make_key(key)
         hosts = Hosts(where, keys, lambda address: _how_to_join(address, key))
-        return stack.enter_context(hosts), where.host
+        return stack.enter_context(hosts)
     name, colon, address = on.partition("://")
     if name != RAY:
         raise ConfigError(f"--on: expected local, none, ray or ray://HOST:PORT, got {on}")
     own = stack.enter_context(ray_hosts.connected(address if colon else None))
     keys = new_key()
     # It is left first: actors are told that the job is over before Ray ends them.
-    hosts = stack.enter_context(Hosts(Listen(own, None), keys, lambda _: "Ray starts them"))
-    ray_hosts.start_actors(hosts.address, keys, given)
-    return hosts, own
+    provide = partial(ray_hosts.start_actors, keys, given)
+    hosts = Hosts(Listen(own, None), keys, lambda _: "Ray starts them", provide)
+    return stack.enter_context(hosts)
 
 
 def spread_over(hosts: Hosts | None, job: Config) -> Config:
-    """The job, once there is room for all of it: with the hosts that its servers stand on."""
+    """The job, once there is room for all of it: with an address that other machines know, and the
+    hosts that its servers stand on.
+    """
     if hosts is None:
         return job
-    needs = {"server": job.servers + job.spares, "trainer": job.trainers}
+    trainers = job.trainers + (0 if job.is_built_in else job.script.spares)
     try:
-        hosts.wait_for(needs, _say, lambda: False)
+        hosts.wait_for({"server": job.servers + job.spares, "trainer": trainers}, _say)
         domains = hosts.spread(job.servers)
-        return Config.from_dict(
-            replace(job, cluster=replace(job.cluster, domains=domains)).to_dict()
-        )
+        cluster = replace(job.cluster, transport="tcp", host=hosts.host, domains=domains)
+        return Config.from_dict(replace(job, cluster=cluster).to_dict())
     except KeyboardInterrupt:
         leave(EXIT_INTERRUPTED, "interrupted; nothing was started so far")
     except ConfigError as error:

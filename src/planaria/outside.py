@@ -12,6 +12,7 @@ from rich.progress import Progress
 
 from planaria.cluster.scripts import INCLUDED, Scripts, environment_of, job_of
 from planaria.config import Config
+from planaria.config.text import read_file
 from planaria.errors import ConfigError, DamagedCheckpoint, PlanariaError
 from planaria.exits import EXIT_CONFIG, EXIT_FAILED, Output, leave
 from planaria.exporting import FORMATS, check_free, export, open_model
@@ -165,7 +166,7 @@ def import_command(
                 job = _declared([str(INCLUDED)], job, settings, own_data=False)
         else:
             given = Config.load(config, sets or ())
-            settings = Settings(str(config.absolute()) if config else None, sets or [])
+            settings = Settings(read_file(config) if config else None, sets or [])
             job = _declared(shlex.split(script), given, settings)
         fitted = fit(found, job)
     except ConfigError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -37,7 +37,8 @@ from planaria.exits import (
 )
 from planaria.files import write_atomically
 from planaria.schedule import Fault, parse_freeze, parse_kill, resolve
-from planaria.trainer.declaring import Settings
+from planaria.trainer.declaring import Declaration, Settings
+from planaria.wire.control import Rehearsal
 
 console = Output(highlight=False)
 
@@ -215,22 +216,22 @@ def write_report(path: Path | None, report: dict[str, Any]) -> str:
 
 @contextmanager
 def trainers(
-    given: Config, command: Sequence[str] = (), settings: Settings | None = None
+    given: Config,
+    command: Sequence[str] = (),
+    settings: Settings | None = None,
+    hosts: Hosts | None = None,
 ) -> Iterator[tuple[Config, Scripts | None]]:
-    """The job, and those who train it, if they run a script: a user's command, or the one that is
-    ours for all models but the built-in one.
+    """The job, and those who train it on this machine, if they run a script: a user's command, or
+    the one that is ours for all models but the built-in one. hosts: where they run, if not here.
     """
     if not command and given.is_built_in:
         yield given, None
         return
-    if not command:
-        command, settings = [str(INCLUDED)], Settings(None, [], given.to_dict())
-    assert settings is not None
-    variables = environment_of(given, settings)
-    with Scripts(command, given.trainers, given.script.spares, variables, _show_line) as scripts:
+    settings = settings or Settings(None, [], given.to_dict())
+    with ExitStack() as stack:
         try:
-            declared = job_of(scripts.declare(), own_data=settings.base is None)
-            job = Config.from_dict(declared)
+            scripts, declared = _declared(stack, given, command, settings, hosts)
+            job = Config.from_dict(job_of(declared, own_data=settings.base is None))
             check_started_as_wanted(given, job)
         except KeyboardInterrupt:
             leave(EXIT_INTERRUPTED, f"{INTERRUPTED}; nothing was trained so far")
@@ -239,6 +240,27 @@ def trainers(
         except PlanariaError as error:
             leave(EXIT_FAILED, str(error))
         yield job, scripts
+
+
+def _declared(
+    stack: ExitStack, given: Config, command: Sequence[str], settings: Settings, hosts: Hosts | None
+) -> tuple[Scripts | None, Declaration]:
+    """What a script says of the job, at its first batch; and its processes, if they are here."""
+    variables = environment_of(given, settings)
+    trainers, spares = given.trainers, given.script.spares
+    if hosts is None:
+        command = command or [str(INCLUDED)]
+        scripts = stack.enter_context(Scripts(command, trainers, spares, variables, _show_line))
+        return scripts, scripts.declare()
+    hosts.wait_for({"trainer": trainers + spares}, _show_line)
+    script = Rehearsal(
+        command=[*command],
+        folder=str(Path.cwd()),
+        variables=variables,
+        trainers=trainers,
+        spares=spares,
+    )
+    return None, hosts.declare(script, _show_line)
 
 
 def check_started_as_wanted(given: Config, job: Config) -> None:

@@ -13,14 +13,15 @@ from pathlib import Path
 
 from planaria.cluster.resuming import find_start
 from planaria.cluster.run import JobRun
-from planaria.cluster.scripts import Process, Scripts, job_of
+from planaria.cluster.script import ScriptProcess
+from planaria.cluster.scripts import Scripts, job_of
 from planaria.config import Config
 from planaria.errors import ClusterError, PlanariaError
 
 EXIT_FAILED = 1
 
 
-class Attached(Process):
+class Attached(ScriptProcess):
     """The process that has started this one. It is nobody's to end."""
 
     def __init__(self, line: socket.socket, pid: int) -> None:
@@ -47,7 +48,7 @@ class OnlyScript(Scripts):
         super().__init__(["this script"], 1, 0, {}, lambda line: None)
         self._process = process
 
-    def _start(self, rank: int) -> Process:
+    def _start(self, rank: int) -> ScriptProcess:
         if self._placed:
             raise ClusterError("the script was the job's only trainer, and has ended")
         self._waiting.append(self._process)

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from planaria.cluster.accounts import Works
 from planaria.cluster.archive import Archive
 from planaria.cluster.events import Exited, JobEvent, Note, Observer, StopAsked
 from planaria.cluster.files import Beginning, JobFiles
@@ -91,7 +90,6 @@ class Attempt:
         self._addresses: dict[Member, str] = {}
         self._leaving: str | None = None  # why the job is left once the current step is saved
         self._leave_by = 0.0
-        self._works = Works()
         self._failures = 0
         self._struck: set[Member] = set()  # on purpose: nobody need read their logs
 
@@ -214,23 +212,10 @@ class Attempt:
             observer.on_tick(now, self)
 
     def _tend_scripts(self, now: float) -> None:
-        if self._scripts is not None:
-            numbers = {
-                self.launcher.pid(member): rank
-                for rank, member in enumerate(self.machine.trainers)
-                if member in self.launcher.processes
-            }
-            self._scripts.ranks(numbers)
-            self._scripts.tend()
-            for number in self._works.seen(self._scripts.starting(), now):
-                self._tell_that_it_works(number, now)
-
-    def _tell_that_it_works(self, number: int, now: float) -> None:
-        """In place of a script's process, which cannot tell so before its first batch."""
-        for member in self.launcher.processes:
-            if self.launcher.pid(member) == number:
-                looks = self._works.looks
-                self._on_told(member, Working(what=FIRST_BATCH, done=looks, of=looks + 1), now)
+        """A script's process cannot tell before its first batch that it works."""
+        ranks = {member: rank for rank, member in enumerate(self.machine.trainers)}
+        for member, looks in self.launcher.tend(ranks, now):
+            self._on_told(member, Working(what=FIRST_BATCH, done=looks, of=looks + 1), now)
 
     def _act(self) -> None:
         for action in self.machine.take():

@@ -9,16 +9,19 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
 from planaria.cluster.files import JobFiles
 from planaria.cluster.launcher import LocalLauncher
+from planaria.cluster.scripts import INCLUDED, Scripts
 from planaria.cluster.transport import Keys, Transport, open_transport
 from planaria.config import Config
-from planaria.control.hosting import BEAT_S, Enter, HostMachine, Run, Signal
-from planaria.errors import ClusterError, ConfigError
-from planaria.wire.control import Wanted
+from planaria.control.hosting import BEAT_S, Enter, HostMachine, Prepare, Run, Signal
+from planaria.errors import ClusterError, ConfigError, PlanariaError
+from planaria.trainer.declaring import Declaration, decode, encode
+from planaria.wire.control import Rehearsal, Wanted
 
 POLL_MS = 50
 LEAVE_S = 3.0  # within which the supervisor must have heard that this host leaves
@@ -81,6 +84,7 @@ class Host:
         self._say = say
         self._files: JobFiles | None = None
         self._launcher: LocalLauncher | None = None
+        self._scripts: Scripts | None = None
         self._failed = False  # whether logs are worth keeping
         self._member = f"host-{secrets.token_hex(4)}"
         self._runs = 0
@@ -102,12 +106,15 @@ class Host:
             machine = HostMachine(name, self._offers, now, self._runs, self._domain)
             ends = stack.enter_context(select.epoll())
             transport.watch(ends.fileno())
+            stack.callback(self._end_scripts)
             stack.callback(self._clear)
             try:
                 self._follow(machine, transport, ends, time.monotonic() + wait_s)
             except KeyboardInterrupt:
                 self._leave(machine, transport, ends)
                 raise
+            if machine.unfit is not None:
+                raise ClusterError(machine.unfit.why)
             return machine.over
 
     def _follow(
@@ -133,10 +140,15 @@ class Host:
                 machine.receive(envelope.message, now)
         for member, ended in self._launcher.ended() if self._launcher else ():
             self._failed |= ended.code != 0
+            if self._scripts is not None:
+                self._scripts.show(everything=True)  # its last words, before its end is told
             machine.on_exit(member, ended)
+        self._tend_scripts(machine, now)
         machine.tick(now)
         for action in machine.take():
             match action:
+                case Prepare():
+                    self._prepare(action.script, machine)
                 case Enter():
                     self._enter(action.files, ends)
                 case Run(process=one) if self._launcher:
@@ -154,8 +166,58 @@ class Host:
         deadline = time.monotonic() + LEAVE_S
         while time.monotonic() < deadline and machine.joined and not machine.lost:
             self._turn(machine, transport, ends)
-            if machine.empty and not machine.says().ended:
+            if machine.empty:
                 break
+
+    # ------------------------------------------------------------------ scripts
+
+    def _prepare(self, wanted: Rehearsal, machine: HostMachine) -> None:
+        """Has the script run as often as is wanted, up to its first batch."""
+        try:
+            if self._scripts is None:
+                self._scripts = self._open_scripts(wanted, machine).__enter__()
+            self._scripts.seat(wanted.ranks)
+        except OSError as error:
+            machine.refuse(f"host {self._own}: the script could not be started: {error}")
+            return
+        self._scripts.spares = wanted.spares
+        if wanted.declared:
+            declared = decode(wanted.declared)
+            assert isinstance(declared, Declaration)
+            self._scripts.declared = declared
+
+    def _open_scripts(self, wanted: Rehearsal, machine: HostMachine) -> Scripts:
+        folder = Path(wanted.folder)
+        if not folder.is_dir():
+            folder = Path.cwd()
+        command = wanted.command or [str(INCLUDED)]
+        if not (folder / command[0]).is_file():
+            raise FileNotFoundError(
+                f"there is no {folder / command[0]}; the script and what it imports must be on "
+                "every host that trains, in the same place as where the job was started"
+            )
+        return Scripts(
+            command, wanted.trainers, 0, wanted.variables, machine.print, wanted.ranks, folder
+        )
+
+    def _tend_scripts(self, machine: HostMachine, now: float) -> None:
+        if self._scripts is None or machine.behind or machine.unfit:
+            return
+        if self._launcher is not None:
+            machine.works.update(self._launcher.tend(machine.ranks, now))
+            return
+        try:
+            for rank, declared in self._scripts.look().items():
+                if rank not in machine.declared:
+                    machine.declared[rank] = encode(declared)
+            self._scripts.tend()
+        except PlanariaError as error:
+            machine.refuse(str(error), given=isinstance(error, ConfigError))
+
+    def _end_scripts(self) -> None:
+        if self._scripts is not None:
+            self._scripts.__exit__()
+        self._scripts = None
 
     # ------------------------------------------------------------------ the job's folder here
 
@@ -170,7 +232,7 @@ class Host:
             self._files.fill({**files, "config.json": msgspec.json.encode(here.to_dict())})
         except OSError as error:
             raise ClusterError(f"the job's folder here cannot be written: {error}") from None
-        self._launcher = LocalLauncher(here, self._files, nurseries=self._offers)
+        self._launcher = LocalLauncher(here, self._files, self._scripts, nurseries=self._offers)
         self._launcher.__enter__()
         ends.register(self._launcher.fileno(), select.EPOLLIN)
 

@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import select
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self
 
 from planaria.cluster.files import JobFiles
 from planaria.cluster.launcher import STOP_S, Launcher, LocalLauncher
+from planaria.cluster.scripts import INTERRUPTED, how_it_ended, wait_for_all
 from planaria.cluster.transport import Keys, open_transport
 from planaria.config import Config
 from planaria.control.children import Ended
-from planaria.control.hosting import PlacingMachine
-from planaria.errors import ClusterError
-from planaria.wire.control import Hosting
+from planaria.control.placing import PlacingMachine
+from planaria.errors import ClusterError, ConfigError
+from planaria.trainer.declaring import Declaration, decode, encode
+from planaria.wire.control import Hosting, Rehearsal
 from planaria.wire.messages import Member
 
 POLL_MS = 50
@@ -46,12 +50,24 @@ class Listen(NamedTuple):
 class Hosts:
     """Use it as a context manager: on leaving, hosts are told that the job is over."""
 
-    def __init__(self, listen: Listen, keys: Keys, how_to_join: Callable[[str], str]) -> None:
-        """how_to_join: makes a sentence of the address."""
+    def __init__(
+        self,
+        listen: Listen,
+        keys: Keys,
+        how_to_join: Callable[[str], str],
+        provide: Callable[[str, str, int], None] = lambda address, role, count: None,
+    ) -> None:
+        """how_to_join: makes a sentence of the address. provide: starts hosts that join there, with
+        room for so many of a role.
+        """
         bind = f"tcp://{listen.host}:{'*' if listen.port is None else listen.port}"
         self._transport = open_transport("door", keys, bind)
-        self.address = self._transport.address
+        self.host, self.address = listen.host, self._transport.address
         self._how_to_join = how_to_join(self.address)
+        self._provide = provide
+        self._provided = Counter[str]()
+        self._show: Say = lambda line: None  # what scripts print
+        self._raised: set[str] = set()  # tracebacks that were shown
         self._machine = PlacingMachine(secrets.token_hex(8), time.monotonic())
         self._addresses: dict[Member, str] = {}
         self._lock = threading.Lock()
@@ -83,10 +99,16 @@ class Hosts:
 
     # ------------------------------------------------------------------ for the launcher
 
-    def wait_for(self, needs: dict[str, int], say: Say, is_over: Callable[[], bool]) -> None:
+    def wait_for(
+        self, needs: dict[str, int], say: Say, is_over: Callable[[], bool] = lambda: False
+    ) -> None:
         """Until there is room for so many processes of each role; or it is over, for nobody waits
         any more.
         """
+        for role, count in needs.items():
+            if count > self._provided[role]:
+                self._provide(self.address, role, count - self._provided[role])
+                self._provided[role] = count
         deadline, say_at = time.monotonic() + JOIN_S, 0.0
         while not is_over():
             self._check()
@@ -112,6 +134,51 @@ class Hosts:
         """The domains that servers will stand in, by place."""
         with self._lock:
             return tuple(self._machine.spread(servers))
+
+    def declare(self, script: Rehearsal, show: Say) -> Declaration:
+        """Runs a script on hosts up to its first batch: what all ranks declare there."""
+        self._show = show
+        with self._lock:
+            self._machine.rehearse(script)
+        os.eventfd_write(self._work, 1)
+        declared = wait_for_all(self._look, script.trainers, not script.command, show)
+        with self._lock:
+            self._machine.agree(encode(declared))
+        return declared
+
+    def _look(self) -> dict[int, Declaration]:
+        self._check()
+        self.show_printed()
+        self.tell_notes(self._show)
+        with self._lock:
+            unfit, said = self._machine.unfit, self._machine.declarations()
+        if unfit is not None:
+            raise (ConfigError if unfit.given else ClusterError)(unfit.why)
+        found = {rank: decode(text) for rank, text in said.items()}
+        return {rank: one for rank, one in found.items() if isinstance(one, Declaration)}
+
+    @property
+    def run_scripts(self) -> bool:
+        return self._machine.rehearses
+
+    def tend(self, ranks: Mapping[Member, int]) -> list[tuple[Member, int]]:
+        """As a launcher does."""
+        self.show_printed()
+        with self._lock:
+            self._machine.ranks(ranks)
+            working, self._machine.working = self._machine.working, []
+        return working
+
+    def show_printed(self) -> None:
+        with self._lock:
+            lines, self._machine.printed = self._machine.printed, []
+        for line in lines:
+            if "\n" in line:  # a traceback: once, however many ranks have raised it
+                raised = re.sub(r"^\[rank \d+\] ", "", line, flags=re.MULTILINE)
+                if raised in self._raised:
+                    continue
+                self._raised.add(raised)
+            self._show(line)
 
     def begin(self, files: JobFiles | None) -> None:
         """With another set of processes; None: with no more."""
@@ -199,6 +266,8 @@ class HostsLauncher(Launcher):
         self._hosts = hosts
         self._say = say
         self._epoll = select.epoll()
+        self._ranks: Mapping[Member, int] = {}
+        self._codes: dict[int, int] = {}  # by rank: how the last that had it has ended
 
     def __enter__(self) -> Self:
         self._local.__enter__()
@@ -222,7 +291,27 @@ class HostsLauncher(Launcher):
 
     def ended(self) -> list[tuple[Member, Ended]]:
         self._hosts.tell_notes(self._say)
-        return self._local.ended() + self._hosts.ended()
+        found = self._hosts.ended()
+        self._codes |= {self._ranks[one]: end.code for one, end in found if one in self._ranks}
+        return self._local.ended() + found
+
+    def tend(self, ranks: Mapping[Member, int], now: float) -> list[tuple[Member, int]]:
+        for rank in {rank for one, rank in ranks.items() if one not in self._ranks}:
+            self._codes.pop(rank, None)  # another has it
+        self._ranks = ranks
+        return self._hosts.tend(ranks)
+
+    def see_out(self, is_interrupted: Callable[[], bool]) -> str:
+        if not self._hosts.run_scripts:
+            return ""
+        while len(self._codes) < len(self._ranks):
+            if is_interrupted():
+                return INTERRUPTED
+            self.ended()
+            self._hosts.show_printed()
+            time.sleep(POLL_S)
+        wrong = {rank: how_it_ended(code) for rank, code in sorted(self._codes.items()) if code}
+        return " and ".join(f"rank {rank} {how}" for rank, how in wrong.items())
 
     def close(self) -> None:
         self._hosts.begin(None)

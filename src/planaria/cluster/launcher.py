@@ -14,15 +14,15 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from planaria.cluster import scripts
-from planaria.cluster.accounts import OomKills, name_of_signal
+from planaria.cluster.accounts import OomKills, Works, name_of_signal
 from planaria.cluster.files import HOME, JobFiles
 from planaria.cluster.node import is_logged
 from planaria.cluster.nursery import IMPORTS, Forked, Nursery, borrow, give_back
+from planaria.cluster.script import ScriptProcess
 from planaria.cluster.scripts import Scripts
 from planaria.config import Config
 from planaria.control.children import Ended
@@ -38,7 +38,7 @@ LAST_LINES = 20
 @dataclass
 class Process:
     role: str
-    handle: subprocess.Popen[bytes] | Forked | scripts.Process
+    handle: subprocess.Popen[bytes] | Forked | ScriptProcess
     descriptor: int  # becomes readable when it ends
 
 
@@ -68,6 +68,16 @@ class Launcher(ABC):
     @abstractmethod
     def ended(self) -> list[tuple[Member, Ended]]:
         """Who has ended since the last call."""
+
+    @abstractmethod
+    def tend(self, ranks: Mapping[Member, int], now: float) -> list[tuple[Member, int]]:
+        """Now and then, where trainers run scripts: shows what they print. ranks: who has which by
+        now. Returns who was seen to work on the way to its first batch, and a number that grows.
+        """
+
+    @abstractmethod
+    def see_out(self, is_interrupted: Callable[[], bool]) -> str:
+        """The job is done: waits until scripts have ended; what is wrong with how, if anything."""
 
     @abstractmethod
     def close(self) -> None:
@@ -103,6 +113,7 @@ class LocalLauncher(Launcher):
         self._unborn: list[tuple[str, Member, int | None]] = []  # who waits for a nursery
         self._failed: list[tuple[Member, Ended]] = []  # could not even be started
         self._oom_kills = OomKills(time.monotonic())
+        self._works = Works()
 
     def __enter__(self) -> Self:
         for role in self._forked:
@@ -163,7 +174,7 @@ class LocalLauncher(Launcher):
         self._failed.append((member, Ended(1, f"it could not be started: {error}")))
 
     def _keep(
-        self, role: str, member: Member, handle: subprocess.Popen[bytes] | Forked | scripts.Process
+        self, role: str, member: Member, handle: subprocess.Popen[bytes] | Forked | ScriptProcess
     ) -> None:
         try:
             descriptor = os.pidfd_open(handle.pid)
@@ -231,7 +242,7 @@ class LocalLauncher(Launcher):
         _close_input(process.handle)
         with contextlib.suppress(OSError):
             (self.files.folder / f"{member}.ipc").unlink(missing_ok=True)
-        raised = process.handle.raised if isinstance(process.handle, scripts.Process) else ""
+        raised = process.handle.raised if isinstance(process.handle, ScriptProcess) else ""
         last_line = (raised or self.log_of(member)).rstrip().rpartition("\n")[2]
         if is_logged(last_line):
             last_line = ""
@@ -255,6 +266,20 @@ class LocalLauncher(Launcher):
         except OSError:
             return ""
         return "\n".join(text.splitlines()[-LAST_LINES:])
+
+    # ------------------------------------------------------------------ scripts
+
+    def tend(self, ranks: Mapping[Member, int], now: float) -> list[tuple[Member, int]]:
+        if self._scripts is None:
+            return []
+        members = {one.handle.pid: member for member, one in self.processes.items()}
+        self._scripts.ranks({p: ranks[member] for p, member in members.items() if member in ranks})
+        self._scripts.tend()
+        seen = self._works.seen(self._scripts.starting(), now)
+        return [(members[number], self._works.looks) for number in seen if number in members]
+
+    def see_out(self, is_interrupted: Callable[[], bool]) -> str:
+        return self._scripts.see_out(is_interrupted) if self._scripts else ""
 
     def close(self) -> None:
         for process in self.processes.values():
@@ -293,7 +318,7 @@ def _our_errors(role: str) -> Iterator[list[int]]:
             os.close(copy)
 
 
-def _close_input(handle: subprocess.Popen[bytes] | Forked | scripts.Process) -> None:
+def _close_input(handle: subprocess.Popen[bytes] | Forked | ScriptProcess) -> None:
     if handle.stdin is not None:
         with contextlib.suppress(BrokenPipeError):
             handle.stdin.close()

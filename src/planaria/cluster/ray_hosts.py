@@ -34,25 +34,23 @@ def connected(address: str | None) -> Iterator[str]:
         ray.shutdown()  # and with it everything that was started for this process
 
 
-def start_actors(join: str, keys: Keys, job: Config) -> None:
-    """They end with the connection."""
+def start_actors(keys: Keys, job: Config, join: str, role: str, count: int) -> None:
+    """With room for one process each. They end with the connection."""
     ray = _ray()
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    roles = ["server"] * (job.servers + job.spares) + ["trainer"] * job.trainers
-    cpus = {"server": job.threads.server, "trainer": job.threads.trainer}
-    bundles = [{"CPU": cpus[role]} for role in roles]
+    cpus = job.threads.server if role == "server" else job.threads.trainer
+    bundles = [{"CPU": cpus}] * count
     group = ray.util.placement_group(bundles, strategy="SPREAD")
     if not group.wait(PLACE_S):
-        wanted = sum(bundle["CPU"] for bundle in bundles)
         raise ClusterError(
-            f"Ray has had no room for {len(bundles)} processes with {wanted} CPUs together within "
+            f"Ray has had no room for {count} {role}s with {cpus * count} CPUs together within "
             f"{PLACE_S:.0f} s; add nodes, or lower servers, spares, trainers or threads"
         )
     actor = ray.remote(max_restarts=-1, max_task_retries=-1)(RayHost)
-    for number, role in enumerate(roles):
+    for number in range(count):
         where = PlacementGroupSchedulingStrategy(group, number)
-        host = actor.options(num_cpus=cpus[role], scheduling_strategy=where).remote()
+        host = actor.options(num_cpus=cpus, scheduling_strategy=where).remote()
         host.run.remote(join, tuple(keys), role)
 
 

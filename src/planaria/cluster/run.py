@@ -197,8 +197,8 @@ class JobRun:
             if self.trace is not None:
                 self.trace.gather(attempt.files)
             self.config = self.reporter.config = attempt.config  # a script may end before its time
-            if verdict.sentence is None and self.scripts is not None:
-                self.scripts_wrong = self.scripts.see_out(lambda: self._interrupted > 0)
+            if verdict.sentence is None:
+                self.scripts_wrong = attempt.launcher.see_out(lambda: self._interrupted > 0)
         self._fingerprint = attempt.fingerprint
         if verdict.sentence is None or verdict.lost:
             return verdict.sentence

@@ -8,53 +8,37 @@ however long the script takes to get there. One that is missing is made by runni
 from __future__ import annotations
 
 import contextlib
-import errno
-import math
 import os
 import runpy
-import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
-from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 from planaria.cluster.accounts import is_stopped, name_of_signal
 from planaria.cluster.files import HOME
+from planaria.cluster.script import POLL_S, Script, ScriptProcess
 from planaria.collecting import collect_rarely
 from planaria.config import Config
 from planaria.control.children import EXIT_REFUSED
 from planaria.errors import ClusterError, ConfigError
 from planaria.exactness import environment
 from planaria.trainer.declaring import (
-    MOST_BYTES,
     SETTINGS,
-    SOCKET,
     Assignment,
     Declaration,
-    Raised,
     Refusal,
-    Reply,
     Settings,
-    decode,
     difference,
 )
 
-POLL_S = 0.02
 WAITED_S = 5.0  # before it is said who is waited for
 SPARE_AGAIN_S = 30.0  # before a spare that could not be started is tried again
-HELD_LINES = 1000  # printed and not shown so far: a script that prints more has to wait
-PIPE_LINES = 1 << 16  # at most, in the pipe of one that has ended
 SHOWN_LINES = 50  # of a script, before others have their turn
-LINE_CHARS = 1 << 14  # what is longer is shown as several
 INTERRUPTED = "interrupted"
 FINAL = "the traceback that ends the job"
 SPARE = -1  # the RANK of a process that has none yet
@@ -64,181 +48,10 @@ INCLUDED = Path(__file__).parents[1] / "models" / "named.py"
 Say = Callable[[str], None]
 
 
-class Process(ABC):
-    """A trainer's process; it offers what Popen does, and its `stdin` is the socket to it."""
-
-    pid: int
-
-    def __init__(self, line: socket.socket, rank: int) -> None:
-        self.stdin = line
-        self.rank = rank
-        self.declared: Declaration | None = None
-        self.raised = ""  # the traceback that it has ended with
-        self.lines: deque[str] = deque(maxlen=HELD_LINES + PIPE_LINES)  # to be shown
-        self._waiting: Reply | None = None  # to be sent when it has declared
-        self._log: IO[str] | None = None
-        self._said: list[str] = []  # before it had a log
-
-    @abstractmethod
-    def poll(self) -> int | None: ...
-
-    @abstractmethod
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    @abstractmethod
-    def send_signal(self, number: int) -> None: ...
-
-    @abstractmethod
-    def kill(self) -> None: ...
-
-    def look(self) -> bool:
-        """Takes what it says of itself, if anything has come: whether it has."""
-        try:
-            message = self.stdin.recv(MOST_BYTES, socket.MSG_DONTWAIT)
-        except OSError:
-            return False
-        if not message:
-            return False
-        said = decode(message)
-        if isinstance(said, Raised):
-            self.raised = said.traceback
-            self._keep(said.traceback)
-        else:
-            self.declared = said
-        return True
-
-    def give(self, reply: Reply, log: Path | None = None) -> None:
-        """Its part in the job, at once or when it has declared itself."""
-        if log is not None:
-            with contextlib.suppress(OSError):
-                self._log = log.open("a", buffering=1)
-                self._log.writelines(self._said)
-        self._waiting = reply
-        self.answer()
-
-    def answer(self) -> None:
-        """Sends what waits for its declaration, once that is there."""
-        if self.declared is not None and self._waiting is not None:
-            self._reply(self._waiting)
-            self._waiting = None
-
-    def _keep(self, text: str) -> None:
-        """In its log, once it has one."""
-        if self._log is None:
-            self._said.append(text)
-        else:
-            with contextlib.suppress(OSError, ValueError):
-                self._log.write(text)
-
-    def close(self) -> None:
-        """It has ended."""
-        self.stdin.close()
-        if self._log is not None:
-            with contextlib.suppress(OSError):
-                self._log.close()
-
-    def _reply(self, reply: Reply) -> None:
-        with contextlib.suppress(OSError):  # it has ended, which will be noticed
-            self.stdin.send(msgspec.json.encode(reply))
-
-
-class Script(Process):
-    """One that this process has started."""
-
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], rank: int, world_size: int
-    ) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        super().__init__(ours, rank)
-        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
-        with theirs, contextlib.ExitStack() as unless_it_starts:
-            unless_it_starts.callback(ours.close)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "planaria.cluster", "script", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={
-                    **environment,
-                    **{name: str(value) for name, value in variables.items()},
-                    "PYTHONUNBUFFERED": "1",
-                    SOCKET: str(theirs.fileno()),
-                },
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C reaches the supervisor alone
-                text=True,
-                errors="replace",
-            )
-            unless_it_starts.pop_all()
-        self.pid = self._process.pid
-        self._over = threading.Event()  # it has ended
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        try:
-            self._reader.start()
-        except RuntimeError as error:  # no more threads; nobody would read what it prints
-            self.kill()
-            self._process.wait()
-            self.close()
-            raise OSError(errno.EAGAIN, str(error)) from error
-
-    def _read(self) -> None:
-        """What it prints: to its log, and to whoever watches. Where that one is slower, nothing is
-        read, and the pipe holds the script back: neither memory nor the job is lost to it.
-        """
-        assert self._process.stdout
-        for line in iter(partial(self._process.stdout.readline, LINE_CHARS), ""):
-            self._keep(line)
-            while len(self.lines) >= HELD_LINES and not self._over.wait(POLL_S):
-                pass
-            self.lines.append(line.rstrip("\n"))
-
-    def poll(self) -> int | None:
-        if self._process.returncode is None and self._has_ended():
-            self._over.set()
-            self._process.wait()
-            self._reader.join(1.0)
-            while self.look():
-                pass
-        return self._process.returncode
-
-    def _has_ended(self) -> bool:
-        """If so, what it has started ends as well."""
-        try:
-            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # nobody is told here how processes end, and its number is free
-            return True
-        if ended is None:
-            return False
-        # Until it is waited for, its number, which is that of its group, is nobody else's.
-        with contextlib.suppress(OSError):
-            by_itself = ended.si_code == os.CLD_EXITED
-            os.killpg(self.pid, signal.SIGTERM if by_itself else signal.SIGKILL)
-        return True
-
-    def wait(self, timeout: float | None = None) -> int:
-        deadline = time.monotonic() + (math.inf if timeout is None else timeout)
-        while (code := self.poll()) is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(self._process.args, timeout or 0.0)
-            time.sleep(POLL_S / 4)
-        return code
-
-    def close(self) -> None:
-        super().close()
-        assert self._process.stdout
-        if not self._reader.is_alive():  # or something that it has started still has the other end
-            self._process.stdout.close()
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-
 class Scripts:
-    """The processes of one command. Use it as a context manager; leaving it leaves none behind."""
+    """The processes of one command on one machine. Use it as a context manager; leaving it leaves
+    none behind.
+    """
 
     def __init__(
         self,
@@ -247,27 +60,40 @@ class Scripts:
         spares: int,
         environment: Mapping[str, str],
         say: Say,
+        ranks: Sequence[int] | None = None,
+        folder: Path | None = None,
     ) -> None:
-        """command: the script and its arguments."""
+        """command: the script and its arguments. ranks: which of the trainers are on this machine
+        from the start; None: all. folder: where they run; None: here.
+        """
         self.command = command
         self.trainers = trainers
         self.spares = spares
         self.say = say
         self.declared: Declaration | None = None
-        self._environment = environment
-        self._waiting: list[Process] = []  # without a part in the job so far
-        self._placed: list[Process] = []
-        self._holders: dict[int, Process] = {}  # of ranks: the last of those that had each
+        inherited = {name: value for name, value in os.environ.items() if name != HOME}
+        self._environment = {**inherited, **environment}
+        self._ranks = range(trainers) if ranks is None else ranks
+        self._folder = folder
+        self._first: list[ScriptProcess] = []  # that the job begins with
+        self._waiting: list[ScriptProcess] = []  # without a part in the job so far
+        self._placed: list[ScriptProcess] = []
+        self._holders: dict[int, ScriptProcess] = {}  # of ranks: the last of those that had each
         self._ours = command[0] == str(INCLUDED)
         self._raised: set[str] = set()  # tracebacks that were shown; FINAL for the last one
         self._spare_at = 0.0  # when one may be started again
 
     def __enter__(self) -> Scripts:
-        for rank in range(self.trainers):
-            self._start(rank)
+        self.seat(self._ranks)
         for _ in range(self.spares):
             self._start_spare()
         return self
+
+    def seat(self, ranks: Sequence[int]) -> None:
+        """Starts those that the job begins with, each once."""
+        for rank in ranks:
+            if all(one.rank != rank for one in self._first):
+                self._first.append(self._start(rank))
 
     def __exit__(self, *_: object) -> None:
         for script in [*self._waiting, *self._placed]:
@@ -278,8 +104,11 @@ class Scripts:
         for script in [*self._waiting, *self._placed]:
             script.close()
 
-    def _start(self, rank: int) -> Process:
-        script = Script(self.command, self._environment, rank, self.trainers)
+    def _start(self, rank: int) -> ScriptProcess:
+        seats = [one.rank for one in self._first]
+        local = seats.index(rank) if rank in seats else SPARE if rank == SPARE else len(seats)
+        variables, folder = self._environment, self._folder
+        script = Script(self.command, variables, rank, self.trainers, local, folder)
         self._waiting.append(script)
         return script
 
@@ -299,38 +128,29 @@ class Scripts:
 
     def declare(self) -> Declaration:
         """Waits until all trainers have reached their first batch, and agree."""
-        began = told = time.monotonic()
-        first_ranks = self._waiting[: self.trainers]
-        while missing := [one for one in first_ranks if one.declared is None]:
-            for script in missing:
+        self.declared = wait_for_all(self.look, self.trainers, self._ours, self.say)
+        return self.declared
+
+    def look(self) -> dict[int, Declaration]:
+        """Of those that the job begins with, by rank: who has reached its first batch. It raises if
+        one never will.
+        """
+        for script in self._first:
+            if script.declared is None:
                 script.look()
                 if script.declared is None and script.poll() is not None:
                     self._give_up(script)
-            if time.monotonic() - told > WAITED_S:
-                told = time.monotonic()
-                ranks = ", ".join(str(one.rank) for one in missing)
-                whose = "trainers'" if self._ours else "script's"
-                waited = f"{told - began:.0f} s"
-                self.say(f"waiting for the {whose} first batch, {waited} so far: rank {ranks}")
-            self.show()
-            time.sleep(POLL_S)
-        first, *others = (one.declared for one in first_ranks)
-        assert first is not None
-        for rank, other in enumerate(others, 1):
-            assert other is not None
-            if differ := difference(first, other, begins=True):
-                raise ClusterError(f"ranks 0 and {rank} of the script disagree about {differ}")
-        self.declared = first
-        return first
+        self.show()
+        return {one.rank: one.declared for one in self._first if one.declared is not None}
 
-    def _give_up(self, script: Process) -> None:
+    def _give_up(self, script: ScriptProcess) -> None:
         code = script.wait()
         if script.raised and self._is_sentence(script):
             raise ConfigError(script.raised.rstrip())
         self.show(everything=True)
         if script.raised:
             raise ClusterError(f"{self.command[0]} has raised an exception before its first batch")
-        what = _how_it_ended(code) if code else "ended"
+        what = how_it_ended(code) if code else "ended"
         raise ClusterError(
             f"rank {script.rank} of {self.command[0]} {what} before its first batch; a script "
             "trains in a loop over job.batches(...)"
@@ -338,7 +158,7 @@ class Scripts:
 
     # ------------------------------------------------------------------ during the job
 
-    def place(self, assignment: Assignment, log: Path) -> Process:
+    def place(self, assignment: Assignment, log: Path) -> ScriptProcess:
         """A process for this part: one that waits if there is any, or a new one."""
         script = self._choose(assignment.rank)
         self._waiting.remove(script)
@@ -348,7 +168,7 @@ class Scripts:
             script.rank = assignment.rank
         return script
 
-    def _choose(self, rank: int | None) -> Process:
+    def _choose(self, rank: int | None) -> ScriptProcess:
         alive = [one for one in self._waiting if one.poll() is None and not is_stopped(one.pid)]
         for script in alive:
             if script.rank == (SPARE if rank is None else rank):
@@ -366,7 +186,8 @@ class Scripts:
                 self._refuse_if_it_differs(script)
                 script.answer()
         self._waiting = [one for one in self._waiting if not self._is_lost(one)]
-        if sum(not is_stopped(one.pid) for one in self._waiting) < self.spares:
+        spares = [one for one in self._waiting if one.rank == SPARE and not is_stopped(one.pid)]
+        if len(spares) < self.spares:
             self._start_spare()
         self.show()
 
@@ -374,18 +195,18 @@ class Scripts:
         """By process number: who has a part in the job, and is on its way to its first batch."""
         return [one.pid for one in self._placed if one.declared is None and one.poll() is None]
 
-    def _refuse_if_it_differs(self, script: Process) -> None:
+    def _refuse_if_it_differs(self, script: ScriptProcess) -> None:
         if script.declared is not None and self.declared is not None:
             if differ := difference(self.declared, script.declared):
                 why = f"this run of the script has other ideas than the first about {differ}"
                 script.give(Refusal(why))
 
-    def _is_lost(self, script: Process) -> bool:
+    def _is_lost(self, script: ScriptProcess) -> bool:
         if script.poll() is None:
             return False
         code = script.wait()
         self.spares = max(self.spares - 1, 0)  # the next one would end the same way
-        self.say(f"a spare trainer {_how_it_ended(code)} before it was needed")
+        self.say(f"a spare trainer {how_it_ended(code)} before it was needed")
         script.close()
         return True
 
@@ -410,28 +231,31 @@ class Scripts:
             if script.raised and script.poll() is not None and self._is_shown(script):
                 self._show_traceback(script)
 
-    def _show_traceback(self, script: Process) -> None:
+    def _show_traceback(self, script: ScriptProcess) -> None:
         """Once, however many ranks have raised it, or replacements: they are in their logs."""
         # Those that end the job are alike. One that did not must not hide them.
         key = FINAL if script.wait() == EXIT_REFUSED else script.raised
         if not self._is_sentence(script) and not self._raised & {key, script.raised}:
             self._raised |= {key, script.raised}
-            script.lines.extend(script.raised.splitlines())
             self._show_lines(script, len(script.lines))
+            self.say("\n".join(self._marked(script, line) for line in script.raised.splitlines()))
 
-    def _is_shown(self, script: Process) -> bool:
+    def _is_shown(self, script: ScriptProcess) -> bool:
         """A spare that is not needed so far has nothing to say."""
         return script in self._placed or script.rank != SPARE
 
-    def _is_sentence(self, script: Process) -> bool:
+    def _is_sentence(self, script: ScriptProcess) -> bool:
         """What is no traceback is said by the command."""
         return "\n" not in script.raised.rstrip()
 
-    def _show_lines(self, script: Process, most: int) -> None:
+    def _show_lines(self, script: ScriptProcess, most: int) -> None:
         for _ in range(min(most, len(script.lines))):
             line = script.lines.popleft()
             if self._is_shown(script):
-                self.say(f"[rank {script.rank}] {line}" if self.trainers > 1 else line)
+                self.say(self._marked(script, line))
+
+    def _marked(self, script: ScriptProcess, line: str) -> str:
+        return f"[rank {script.rank}] {line}" if self.trainers > 1 else line
 
     def see_out(self, is_interrupted: Callable[[], bool]) -> str:
         """The job is done: waits until the scripts have ended; what is wrong with how, if anything.
@@ -450,11 +274,33 @@ class Scripts:
                 running[0].wait(POLL_S)
         self.show(everything=True)
         codes = {rank: self._holders[rank].wait() for rank in sorted(self._holders)}
-        wrong = [f"rank {rank} {_how_it_ended(code)}" for rank, code in codes.items() if code]
+        wrong = [f"rank {rank} {how_it_ended(code)}" for rank, code in codes.items() if code]
         return " and ".join(wrong)
 
 
-def _how_it_ended(code: int) -> str:
+def wait_for_all(
+    look: Callable[[], Mapping[int, Declaration]], trainers: int, ours: bool, say: Say
+) -> Declaration:
+    """Until all ranks have reached their first batch, wherever they are: what all declare.
+
+    look: by rank, who has reached it. ours: whether the script is the one that is ours.
+    """
+    began = told = time.monotonic()
+    while missing := range(trainers) - (found := look()).keys():
+        if time.monotonic() - told > WAITED_S:
+            told = time.monotonic()
+            ranks = ", ".join(map(str, sorted(missing)))
+            whose = "trainers'" if ours else "script's"
+            waited = f"{told - began:.0f} s"
+            say(f"waiting for the {whose} first batch, {waited} so far: rank {ranks}")
+        time.sleep(POLL_S)
+    for rank in range(1, trainers):
+        if differ := difference(found[0], found[rank], begins=True):
+            raise ClusterError(f"ranks 0 and {rank} of the script disagree about {differ}")
+    return found[0]
+
+
+def how_it_ended(code: int) -> str:
     if code == EXIT_REFUSED:
         return "has raised an exception"
     return f"was killed by {name_of_signal(-code)}" if code < 0 else f"ended with code {code}"
@@ -490,10 +336,7 @@ def job_of(declared: Declaration, *, own_data: bool = True) -> dict[str, Any]:
 
 
 def environment_of(config: Config, settings: Settings) -> dict[str, str]:
-    """As torchrun does it: several trainers share this machine."""
-    inherited = {name: value for name, value in os.environ.items() if name != HOME}
-    return {
-        **inherited,
-        **environment(config),
-        SETTINGS: msgspec.json.encode(settings).decode(),
-    }
+    """What a script's process has above the variables of its machine. As torchrun does it, several
+    trainers share one.
+    """
+    return {**environment(config), SETTINGS: msgspec.json.encode(settings).decode()}

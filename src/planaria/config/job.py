@@ -219,22 +219,25 @@ class Config:
     @classmethod
     def load(
         cls,
-        path: Path | None = None,
+        path: Path | Mapping[str, object] | None = None,
         overrides: Sequence[str] = (),
         base: Mapping[str, object] | None = None,
     ) -> Config:
-        """The file at `path`, if any, with `path=value` overrides; the last one of a key wins.
+        """The file at `path`, or what was in one, with `path=value` overrides; the last one of a
+        key wins.
 
         base: what `to_dict` gave of the job whose values the others override. Whatever is wrong is
         said at once, one problem per line.
         """
         reading = Reading(_DOOR)
         reading.take_all(base)
-        if path is not None:
+        if isinstance(path, Path):
             try:
                 reading.take_all(read_file(path))
             except ConfigError as error:  # it may have said anything about any key
                 reading.refuse(error, KINDS)
+        else:
+            reading.take_all(path)
         for override in overrides:
             try:
                 reading.take(*read_override(override))

@@ -1,4 +1,4 @@
-"""Processes on other machines: what a host does of what is wanted of it, and who wants what where.
+"""Processes on other machines: what a host does of what is wanted of it.
 
 A host is a command that has joined the job and offers room for some processes. Supervisor and host
 tell each other standing states, not a stream of requests: all that is wanted, all that has ended.
@@ -10,17 +10,17 @@ up, and a host without a supervisor ends its processes, which nobody can tell ap
 from __future__ import annotations
 
 import signal
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from planaria.control.children import Ended
-from planaria.wire.control import Gone, Hosted, Hosting, Wanted
+from planaria.wire.control import Gone, Hosted, Hosting, Rehearsal, Unfit, Wanted
 from planaria.wire.messages import Member
 
 BEAT_S = 0.5  # between two times that either side says the same
 SILENT_S = 10.0  # without a word for so long, the other side is gone
+MOST_LINES = 200  # of what scripts print, in one message
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,13 @@ class Enter:
     """To do: end what runs, and begin with a job's folder of these files; none: with nothing."""
 
     files: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """To do: have so many processes run a script, up to its first batch."""
+
+    script: Rehearsal
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class Signal:
     number: signal.Signals
 
 
-HostAction: TypeAlias = Enter | Run | Signal
+HostAction: TypeAlias = Enter | Prepare | Run | Signal
 
 
 class HostMachine:
@@ -61,6 +68,12 @@ class HostMachine:
         """
         self.offers = dict(offers)
         self.over = self.lost = False
+        # What the driver knows of scripts: as in Hosting.
+        self.declared: dict[int, bytes] = {}
+        self.works: dict[Member, int] = {}
+        self.unfit: Unfit | None = None  # see refuse
+        self._lines: list[str] = []
+        self._line = 0  # how many lines came before these
         self._by = ""  # the run of a supervisor that it follows
         self._name, self._run, self._domain = name, run, domain
         self._wanted = Wanted(by="", number=0)
@@ -74,6 +87,8 @@ class HostMachine:
         return actions
 
     def says(self) -> Hosting:
+        # Whoever hears of an end has heard the last words.
+        all_said = len(self._lines) <= MOST_LINES
         return Hosting(
             name=self._name,
             offers=self.offers,
@@ -82,19 +97,48 @@ class HostMachine:
             by=self._by,
             obeyed=self._wanted.number,
             folder=self._wanted.folder,
-            ended=[*self._ended.values()],
+            ended=[*self._ended.values()] if all_said else [],
+            declared={} if self._wanted.folder else self.declared,
+            unfit=self.unfit if all_said else None,
+            works={member: at for member, at in self.works.items() if member in self._sent},
+            printed=self._lines[:MOST_LINES],
+            line=self._line,
         )
+
+    def print(self, line: str) -> None:
+        """Something that a script has printed."""
+        self._lines.append(line)
+
+    @property
+    def behind(self) -> bool:
+        """Whether no more should be printed for now."""
+        return len(self._lines) >= MOST_LINES
+
+    @property
+    def ranks(self) -> dict[Member, int]:
+        """Of the trainers here, as far as they have one."""
+        return {
+            one.member: one.number
+            for one in self._wanted.processes
+            if one.role == "trainer" and one.number is not None
+        }
 
     def receive(self, wanted: Wanted, now: float) -> None:
         if self._by not in ("", wanted.by):
             self.lost = True  # another supervisor is in its place, and knows nothing of this host
             return
         self._heard_at, self._by = now, wanted.by
+        heard = max(wanted.heard - self._line, 0)
+        del self._lines[:heard]
+        self._line += heard
         if wanted.number <= self._wanted.number:
             return
+        if wanted.folder not in ("", self._wanted.folder) and not wanted.files:
+            return  # they come with the next
+        if wanted.script not in (None, self._wanted.script):
+            assert wanted.script is not None
+            self._actions.append(Prepare(wanted.script))
         if wanted.folder != self._wanted.folder:
-            if wanted.folder and not wanted.files:
-                return  # they come with the next
             self._sent.clear()
             self._ended.clear()
             self._actions.append(Enter(wanted.files))
@@ -121,6 +165,11 @@ class HostMachine:
         if any(member == one.member for one in self._wanted.processes):
             self._ended[member] = Gone(member=member, code=ended.code, last_words=ended.last_words)
 
+    def refuse(self, why: str, *, given: bool = False) -> None:
+        """It cannot run the script. given: the settings are wrong."""
+        self.unfit = Unfit(why=why, given=given)
+        self.offers["trainer"] = 0
+
     def leave(self) -> None:
         """It has room for nobody any more, and ends what runs."""
         self.offers = dict.fromkeys(self.offers, 0)
@@ -133,7 +182,8 @@ class HostMachine:
 
     @property
     def empty(self) -> bool:
-        return not self._sent
+        """Whether nothing runs, and the supervisor knows so."""
+        return not self._sent and not self._ended
 
     def tick(self, now: float) -> None:
         if now - self._ticked > SILENT_S / 2:  # it slept itself
@@ -141,190 +191,3 @@ class HostMachine:
         self._ticked = now
         if self.joined and now - self._heard_at > SILENT_S:
             self.lost = True
-
-
-@dataclass
-class _Host:
-    """What the supervisor knows of one."""
-
-    name: str
-    domain: str
-    run: int
-    heard_at: float
-    offers: dict[str, int] = field(default_factory=dict)
-    processes: dict[Member, Hosted] = field(default_factory=dict)
-    number: int = 0  # of what is wanted of it
-    obeyed: int = 0
-    folder: str = ""  # whose files it has
-    sent: tuple[int, float] = (0, 0.0)  # what it was sent last, and when
-
-    def free(self, role: str) -> int:
-        used = Counter(one.role for one in self.processes.values())
-        return self.offers.get(role, 0) - used[role]
-
-
-class PlacingMachine:
-    """The supervisor's side: which host runs what. A process that finds no room waits for it."""
-
-    def __init__(self, by: str, now: float) -> None:
-        """by: a name that no other run of a supervisor has."""
-        self.ended: list[tuple[Member, Ended]] = []  # new ones, for whoever takes them
-        self.notes: list[str] = []
-        self._by = by
-        self._hosts: dict[Member, _Host] = {}
-        self._waiting: list[Hosted] = []
-        self._folder, self._files = "", dict[str, bytes]()
-        self._domains: list[str] = []  # by place of a server, where it is known
-        self._strangers: list[Member] = []  # who follow another supervisor
-        self._number = 1
-        self._over = False
-        self._ticked = now
-
-    # ------------------------------------------------------------------ for the launcher
-
-    def begin(self, folder: str, files: Mapping[str, bytes]) -> None:
-        """Another set of processes; what there is of the last one ends. No files: nothing runs."""
-        self._folder, self._files = folder, dict(files)
-        self._waiting.clear()
-        self.ended.clear()
-        for host in self._hosts.values():
-            host.processes.clear()
-            self._change(host)
-
-    def start(self, role: str, member: Member, number: int | None) -> None:
-        self._waiting.append(Hosted(role=role, member=member, number=number))
-        self._place()
-
-    def signal(self, member: Member, number: int) -> None:
-        """Nothing happens if the process has ended."""
-        for host in self._hosts.values():
-            if process := host.processes.get(member):
-                process.signals.append(number)
-                self._change(host)
-        if number == signal.SIGKILL and any(one.member == member for one in self._waiting):
-            self._waiting = [one for one in self._waiting if one.member != member]
-            self.ended.append((member, Ended(1, "no host has had room for it")))
-
-    def close(self) -> None:
-        """Nothing more will be wanted."""
-        self._over = True
-        self.begin("", {})
-
-    @property
-    def settled(self) -> bool:
-        """Whether every host has done what is wanted of it."""
-        return all(host.obeyed >= host.number for host in self._hosts.values())
-
-    def room(self, role: str) -> int:
-        """For how many processes there is room, or was before some took it."""
-        return sum(host.offers.get(role, 0) for host in self._hosts.values())
-
-    def spread(self, servers: int) -> list[str]:
-        """The domains of so many servers, by place, which they are placed in from here on. There is
-        room for them. Domains take turns, by how much room there is.
-        """
-        left = Counter[str]()
-        for host in self._hosts.values():
-            left[host.domain] += host.offers.get("server", 0)
-        self._domains = []
-        for _ in range(servers):
-            roomiest = max(left, key=lambda name: left[name])
-            left[roomiest] -= 1
-            self._domains.append(roomiest)
-        return self._domains
-
-    def where(self, member: Member) -> str:
-        """The name of the host that runs it."""
-        names = [host.name for host in self._hosts.values() if member in host.processes]
-        return names[0] if names else ""
-
-    def _place(self) -> None:
-        """Each in its domain if it has one, and where there is most room: so they spread."""
-        for process in list(self._waiting):
-            role, place = process.role, process.number
-            hosts = [host for host in self._hosts.values() if host.free(role) > 0]
-            if role == "server" and place is not None and place < len(self._domains):
-                at_home = [host for host in hosts if host.domain == self._domains[place]]
-                hosts = at_home or hosts
-            if hosts:
-                host = max(hosts, key=lambda host: host.free(role))
-                self._waiting.remove(process)
-                host.processes[process.member] = process
-                self._change(host)
-
-    def _change(self, host: _Host) -> None:
-        self._number += 1
-        host.number = self._number
-
-    # ------------------------------------------------------------------ hosts
-
-    def receive(self, sender: Member, said: Hosting, now: float) -> bool:
-        """Whether it is news of a host, and not something late."""
-        if said.by not in ("", self._by):
-            self._strangers.append(sender)
-            return True
-        host = self._hosts.get(sender)
-        if host is not None and said.run != host.run:
-            if said.run < host.run:
-                return False
-            self._give_up(self._hosts.pop(sender), "has begun anew")
-            host = None
-        if host is None:
-            if not any(said.offers.values()):
-                return False  # it leaves
-            host = self._hosts[sender] = _Host(said.name, said.domain, said.run, now)
-            self._change(host)
-            self.notes.append(f"host {said.name} has joined: {_rooms(said.offers)}")
-        host.heard_at, host.offers = now, said.offers
-        host.obeyed, host.folder = said.obeyed, said.folder
-        for gone in said.ended if said.folder == self._folder else ():
-            if host.processes.pop(gone.member, None):
-                self._change(host)
-                self.ended.append((gone.member, Ended(gone.code, gone.last_words)))
-        if not any(said.offers.values()) and not host.processes:
-            del self._hosts[sender]
-            self.notes.append(f"host {host.name} leaves")
-        self._place()
-        return True
-
-    def tick(self, now: float) -> None:
-        slept = now - self._ticked > SILENT_S / 2
-        self._ticked = now
-        for sender, host in list(self._hosts.items()):
-            if slept:
-                host.heard_at = now
-            elif now - host.heard_at > SILENT_S:
-                del self._hosts[sender]
-                self._give_up(host, f"is silent for {now - host.heard_at:.0f} s")
-
-    def _give_up(self, host: _Host, why: str) -> None:
-        """If it comes back, it is as one that has never been here, and ends what it runs."""
-        self.notes.append(f"host {host.name} {why}; it had {', '.join(host.processes) or 'nobody'}")
-        ended = Ended(-signal.SIGKILL, f"its host, {host.name}, is gone")
-        self.ended += [(member, ended) for member in host.processes]
-
-    def take(self, now: float) -> list[tuple[Member, Wanted]]:
-        """What to send, and to whom: news at once, and all of it now and then."""
-        due = [(sender, Wanted(by=self._by, number=0)) for sender in self._strangers]
-        self._strangers.clear()
-        for sender, host in self._hosts.items():
-            number, at = host.sent
-            if number < host.number or now - at >= BEAT_S:
-                host.sent = (host.number, now)
-                due.append((sender, self._wanted_of(host)))
-        return due
-
-    def _wanted_of(self, host: _Host) -> Wanted:
-        return Wanted(
-            by=self._by,
-            number=host.number,
-            folder=self._folder,
-            files={} if host.folder == self._folder else self._files,
-            processes=[*host.processes.values()],
-            over=self._over,
-        )
-
-
-def _rooms(offers: Mapping[str, int]) -> str:
-    named = [f"{count} {role}{'s' * (count != 1)}" for role, count in sorted(offers.items())]
-    return f"room for {' and '.join(named)}" if named else "no room"

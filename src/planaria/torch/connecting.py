@@ -54,12 +54,12 @@ def connect(config: Mapping[str, Any] | str | Path | None = None, **overrides: A
             f"run --set trainers={wanted}"
         )
     command = msgspec.json.decode(os.environ.get(SETTINGS, "null"), type=Settings | None)
-    path, sets = (command.path, command.sets) if command else (None, [])
+    file, sets = (command.file, command.sets) if command else (None, [])
     base = {**((command and command.base) or {}), **given}
     while _alone:  # a notebook's cell that is run again
         with contextlib.suppress(JobOver):
             _alone.pop().finish()
-    whole = Config.load(Path(path) if path else None, [*sets, f"trainers={world_size}"], base)
+    whole = Config.load(file, [*sets, f"trainers={world_size}"], base)
     if whole.checkpoint.path is not None and "://" not in whole.checkpoint.path:
         # All processes must mean the same one, wherever they are, or the script goes.
         folder = str(Path(whole.checkpoint.path).absolute())

@@ -18,9 +18,11 @@ MOST_BYTES = 1 << 20  # of one message: so many tables can be declared
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Of the command that runs a script: a configuration file, and what --set overrides."""
+    """Of the command that runs a script: what its configuration file has, and what --set overrides.
+    Not the file's name, which means nothing on another machine.
+    """
 
-    path: str | None
+    file: dict[str, Any] | None
     sets: list[str]
     base: dict[str, Any] | None = None  # a whole configuration, where there is one already
 

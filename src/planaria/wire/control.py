@@ -322,6 +322,18 @@ class Hosted(Control):
     signals: list[int] = []
 
 
+class Rehearsal(Control):
+    """A script that a host's trainers run, up to its first batch: the job is not known before."""
+
+    command: list[str]  # with its arguments; none: the one that is ours
+    folder: str  # where it runs, if the host has such a folder
+    variables: dict[str, str]
+    trainers: int  # of the job
+    ranks: list[int] = []  # that are to run on this host, from the start
+    spares: int = 0  # that are to be kept ready there
+    declared: bytes = b""  # what all of them have declared, once they have
+
+
 class Wanted(Control):
     """All that a supervisor wants of a host, as of now. The highest number holds."""
 
@@ -330,6 +342,8 @@ class Wanted(Control):
     folder: str = ""  # the name of the job's folder; "": there is none
     files: dict[str, bytes] = {}  # of that folder, until the host says that it has them
     processes: list[Hosted] = []
+    script: Rehearsal | None = None
+    heard: int = 0  # so many lines of what is printed there
     over: bool = False  # nothing more will be wanted
 
 
@@ -339,6 +353,13 @@ class Gone(Control):
     member: Member
     code: int
     last_words: str
+
+
+class Unfit(Control):
+    """Why a script cannot be run on a host. given: the settings are wrong, not the script."""
+
+    why: str
+    given: bool
 
 
 class Hosting(Control):
@@ -352,6 +373,11 @@ class Hosting(Control):
     obeyed: int = 0
     folder: str = ""  # whose files it has
     ended: list[Gone] = []  # of those that are wanted
+    declared: dict[int, bytes] = {}  # by rank: who is at a script's first batch, before the job
+    unfit: Unfit | None = None
+    works: dict[Member, int] = {}  # who nears its first batch, and when it was last seen to work
+    printed: list[str] = []  # what scripts have printed, from the first line that was not heard on
+    line: int = 0  # how many lines came before
 
 
 # ---------------------------------------------------------------- the supervisor and who asks it
