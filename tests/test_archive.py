@@ -13,7 +13,7 @@ from checkpoint_jobs import Model
 from checkpoint_leases import DEAD, OURS, THEIRS, lease, left_by
 
 from planaria import Layout
-from planaria.checkpoints import PartWriter, list_checkpoints
+from planaria.checkpoints import Checkpoint, PartWriter, list_checkpoints
 from planaria.checkpoints.folders import LocalFolder
 from planaria.cluster import archive
 from planaria.cluster.archive import NotPublished, way_back
@@ -26,6 +26,20 @@ LAYOUT = Layout.fresh(3, 1)
 
 def job(folder: Path) -> Config:
     return Config.load(None, [f"checkpoint.path={folder}", "servers=3"])
+
+
+def test_what_counts_is_not_discarded_with_a_later_try_at_it(tmp_path: Path) -> None:
+    """All rolled back while it was published, came to that step again, and could not save it."""
+    model = Model(job=OURS)
+    model.save(tmp_path, 25, LAYOUT)
+    before = {path.name for path in (tmp_path / "step-00000025").iterdir()}
+    again = model.save_part(tmp_path, 25, LAYOUT, 0)
+    archive._discard(str(tmp_path), Discard(25, (again.file,)), OURS, None)
+    assert {path.name for path in (tmp_path / "step-00000025").iterdir()} == before
+    model.check_restored(Checkpoint(tmp_path, 25), LAYOUT)
+    (tmp_path / "step-00000025" / "MANIFEST.json").unlink()
+    archive._discard(str(tmp_path), Discard(25), OURS, None)  # control: one that does not count
+    assert list_checkpoints(tmp_path) == []
 
 
 # ---------------------------------------------------------------------------- the way back

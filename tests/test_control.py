@@ -244,6 +244,21 @@ def test_a_spare_that_has_become_quiet_is_not_chosen_while_there_are_others(
     assert machine.install.servers == ["server-0", chosen, "server-2"]
 
 
+def test_a_start_takes_as_many_messages_as_there_are_members() -> None:
+    """Whoever says hello once more is sent the view, and not everybody else with it."""
+    servers = [f"server-{place}" for place in range(50)]
+    config = Config.from_dict({"servers": 50, "parity": 1, "trainers": 1})
+    state = first_state(1, servers, ["trainer-0"])
+    machine = CoordinatorMachine(state, config.layout, epoch=1, now=0.0)
+    sent = []
+    for _ in range(2):  # the second time before anybody has installed it
+        for member in [*servers, "trainer-0"]:
+            hello = Hello(view=NO_VIEW, member=member, role=member[:-2], address=f"at {member}")
+            sent += machine.receive(member, hello, 0.1)
+    assert len(sent) == 2 * 51
+    assert {to for to, _ in sent} == {*servers, "trainer-0"}
+
+
 def test_a_stall_gets_a_new_view_then_replaces_whom_all_wait_for_and_only_then_ends() -> None:
     config = Config.from_dict({"servers": 3, "trainers": 1, "spares": 0})
     machine = SupervisorMachine(config, 0, 0.0)

@@ -188,12 +188,32 @@ def prune(
     return removed[::-1]
 
 
-def discard(folder: AnyFolder, step: int, *, job: str = "", lease: Lease | None = None) -> None:
-    """Removes what there is of a job's checkpoint that was given up: it only takes up room."""
+def discard(
+    folder: AnyFolder,
+    step: int,
+    *,
+    job: str = "",
+    lease: Lease | None = None,
+    published: bool = True,
+) -> None:
+    """Removes what there is of a job's checkpoint that was given up: it only takes up room.
+
+    published: also one that counts. Else what it names stays: another set of the job's processes
+    has saved it, and was given up too early.
+    """
     check_job_id(job)
     root = open_folder(folder)
-    if step in _steps(root):
-        _remove(root, step, job, lease)
+    if step not in _steps(root):
+        return
+    own = root.folder(step_folder(step))
+    with contextlib.suppress(CheckpointError):
+        manifest = read_manifest(own, step)[0]
+        if manifest.job == job and not published:
+            if lease:
+                lease.check()
+            _remove_unnamed(own, manifest)
+            return
+    _remove(root, step, job, lease)
 
 
 def discard_parts(folder: AnyFolder, step: int, files: Sequence[str]) -> None:

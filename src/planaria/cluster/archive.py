@@ -139,7 +139,7 @@ def do(work: Work, config: Config, job: str, lease: Lease | None) -> Outcome | N
 
 def _discard(folder: str, work: Discard, job: str, lease: Lease | None) -> None:
     try:
-        discard(folder, work.step, job=job, lease=lease)
+        discard(folder, work.step, job=job, lease=lease, published=False)
     except LeaseLost:  # which is said where a checkpoint could not be published
         discard_parts(folder, work.step, work.files)
 

@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from planaria.cluster.files import JobFiles
 from planaria.cluster.line import Line
 from planaria.cluster.transport import open_transport
@@ -28,7 +30,7 @@ from planaria.wire.codec import Envelope
 from planaria.wire.control import Control, Heard, Listening, Obeyed, Orders
 from planaria.wire.limits import Limits
 from planaria.wire.machine import COORDINATOR, Machine, Outbox
-from planaria.wire.messages import NO_VIEW, Delta, Hello, Member, Message, Stop
+from planaria.wire.messages import NO_VIEW, Delta, Hello, Install, Member, Message, Prepare, Stop
 
 if TYPE_CHECKING:
     from planaria.cluster.parts import PartSaver
@@ -126,6 +128,7 @@ class MemberNode(Node):
 
     machine: Machine
     saver: PartSaver
+    epoch = 0  # of the coordinator that it follows
     guard: AbstractContextManager[object] = contextlib.nullcontext()
     """Held whenever the machine is used, where another thread uses it too."""
 
@@ -180,6 +183,11 @@ class MemberNode(Node):
             self.stopped = message.reason
             return
         self.book[sender] = address
+        if isinstance(message, Prepare | Install) and message.view.epoch > self.epoch:
+            # It is the coordinator by now, though the supervisor, who may sleep, has not said so.
+            self.epoch = message.view.epoch
+            self.orders = msgspec.structs.replace(self.orders, coordinator=address)
+            self.line.coordinator = address
         with self.guard:
             before = self.machine.install
             outbox = self.machine.receive(sender, message)

@@ -195,14 +195,14 @@ class CoordinatorMachine:
     def _on_hello(self, hello: Hello) -> None:
         if hello.member in self.dead:
             return
+        known = self._all_known()
         self.addresses[hello.member] = hello.address
         if hello.member in self.members:
             if self.gathering is not None:
                 self._decide_if_complete()
             elif self._all_known():
-                for member in self.members:
-                    if member not in self.installed:
-                        self._send(member, self._with_addresses())
+                # The last to come completes the view; who says hello after that has missed it.
+                self._send_install([hello.member] if known else self.members)
         elif (spares := self.spares.get(hello.role)) is not None:
             is_new = hello.member not in spares
             spares[hello.member] = self._now
@@ -371,6 +371,13 @@ class CoordinatorMachine:
         """Whether every living member has said hello: the first install waits for that."""
         return all(m in self.addresses for m in self.members if m not in self.dead)
 
+    def _send_install(self, members: Iterable[Member]) -> None:
+        """To those that do not have it, or are at work because of it."""
+        install = self._with_addresses()
+        for member in members:
+            if member not in self.installed or self._rebuilding(member):
+                self._send(member, install)
+
     def _with_addresses(self) -> Install:
         addresses = {member: self.addresses[member] for member in self.members}
         if addresses != self.install.addresses:
@@ -452,9 +459,7 @@ class CoordinatorMachine:
             self._ask_scrub()
         if self.gathering is None:
             if self._all_known():
-                for member in self.members:
-                    if member not in self.installed or self._rebuilding(member):
-                        self._send(member, self._with_addresses())
+                self._send_install(self.members)
         elif now - self.gathering.since > self.deadline_s and not self.gathering.waiting:
             # The processes that were asked for died before they could say hello.
             self._asked = dict.fromkeys(self._asked, 0)
@@ -465,11 +470,11 @@ class CoordinatorMachine:
                 self._send(member, Prepare(view=self.gathering.view))
 
     def _rebuilding(self, member: Member) -> bool:
-        return member in self.install.servers and member not in self.whole
+        return member not in self.whole and member in self.install.servers
 
     def _finish_if_done(self) -> None:
         """All trainers hold all answers, all servers all records (rule 6), and have told so."""
-        if self.gathering is None and not self.finished and self.done >= set(self.members):
+        if self.gathering is None and not self.finished and self.done.issuperset(self.members):
             self._finish(DONE)
 
     def _finish(self, reason: str) -> None:

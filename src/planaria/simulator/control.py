@@ -93,7 +93,7 @@ class ControlWorld:
         self.sequence = 0
         self.story: list[str] = []
         self.failures: list[Failure] = []
-        self.on_disk: set[int] = set()  # steps of checkpoints that count
+        self.on_disk: dict[int, int] = {}  # steps of checkpoints that count, and whose they are
         self.disk_slow_until = self.disk_fails_until = 0.0
         self.slept_until = 0.0  # the supervisor
         self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -385,7 +385,7 @@ class ControlWorld:
         if process is None:
             return
         if process.puppet:
-            self.post(to, process.puppet.receive(message, self.now))
+            self.post(to, process.puppet.receive(sender, message, self.now))
             self._flush(to, process.puppet)
         elif process.machine and process.watch:
             age_s = message.age_ms / 1000 if isinstance(message, Heartbeat) else 0.0
@@ -458,14 +458,14 @@ class ControlWorld:
                 raise Broken(f"step {work.step} is published without all of its parts")
             fails = self.now < self.disk_fails_until
             if not fails:
-                self.on_disk.add(work.step)
+                self.on_disk[work.step] = generation
             if generation == self.generation:
                 if fails:
                     self.saves.on_publish_failed(work.step, "no space is left", self.now)
                 else:
                     self.saves.on_published(work.step, self.now)
                 self._act() if not self.ended else None
-        elif isinstance(work, Discard) and work.step in self.on_disk:
+        elif isinstance(work, Discard) and self.on_disk.get(work.step) == generation:
             raise Broken(f"what was published of step {work.step} is discarded")
 
     # ------------------------------------------------------------------ what faults do

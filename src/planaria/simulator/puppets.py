@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from planaria.checkpoints import DENSE, PartSummary
 from planaria.wire.control import (
     Obeyed,
@@ -56,6 +58,7 @@ class Puppet:
     promised: View = NO_VIEW
     install: Install | None = None
     whole_at: float = 0.0
+    epoch: int = 0  # of the coordinator that it follows
     orders: Orders = field(default_factory=Orders)
     teller: Teller = field(default_factory=Teller)
     out: list[Told | Obeyed | Tell] = field(default_factory=list)  # to the supervisor
@@ -80,7 +83,10 @@ class Puppet:
     def is_whole(self, now: float) -> bool:
         return not self.blank and now >= self.whole_at
 
-    def receive(self, message: Message, now: float) -> Outbox:
+    def receive(self, sender: Member, message: Message, now: float) -> Outbox:
+        if isinstance(message, Prepare | Install) and message.view.epoch > self.epoch:
+            self.epoch = message.view.epoch
+            self.orders = msgspec.structs.replace(self.orders, coordinator=f"at {sender}")
         match message:
             case Prepare() if message.view >= self.promised and message.view > self.view:
                 self.promised = message.view
