@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import pytest
-from hosting_world import FILES, OFFERS, World
+from hosting_world import FILES, OFFERS, SCRIPT, World
 
 from planaria.control import hosting, placing
 from planaria.control.children import Ended
 from planaria.control.hosting import HostMachine
 from planaria.control.placing import HostRecord, PlacingMachine
-from planaria.wire.control import Gone, Hosted, Hosting, Wanted
+from planaria.wire.control import Gone, Hosted, Hosting, Unfit, Wanted
 
 
 @pytest.mark.parametrize("block", range(20))
@@ -23,7 +25,8 @@ def test_two_thousand_schedules(block: int) -> None:
 
 @pytest.fixture(autouse=True)
 def short_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosting, "MOST_LINES", 3)
+    for side in (hosting, placing):
+        monkeypatch.setattr(side, "MOST_LINES", 3)
 
 
 def broken(change: Callable[[pytest.MonkeyPatch], None]) -> bool:
@@ -302,3 +305,83 @@ def test_a_host_that_leaves_is_not_waited_for() -> None:
     assert [member for member, _ in placing.ended] == ["server-0"]
     assert placing.settled
     assert placing.take(9.0) == []
+
+
+# ---------------------------------------------------------------------------- scripts
+
+
+def trains(name: str, **more: Any) -> Hosting:
+    return Hosting(name=name, offers={"trainer": 2}, **more)
+
+
+def rehearsing(*names: str) -> PlacingMachine:
+    """Two ranks and a spare, on hosts with room for two each."""
+    placing = PlacingMachine("run", 0.0)
+    for name in names:
+        placing.receive(name, trains(name), 0.0)
+    placing.rehearse(msgspec.structs.replace(SCRIPT))
+    return placing
+
+
+def scripts(placing: PlacingMachine, now: float = 0.0) -> dict[str, tuple[list[int], int]]:
+    wanted = {to: one.script for to, one in placing.take(now)}
+    return {to: (one.ranks, one.spares) for to, one in wanted.items() if one}
+
+
+def test_a_spare_that_is_needed_is_replaced_where_there_is_room() -> None:
+    placing = rehearsing("a", "b")
+    assert scripts(placing) == {"a": ([0], 1), "b": ([1], 0)}
+    placing.begin("folder", FILES)
+    for rank in range(2):
+        placing.start("trainer", f"trainer-{rank}", rank)
+    gone = Gone(member="trainer-1", code=-9, last_words="")
+    placing.receive("b", trains("b", folder="folder", ended=[gone]), 0.2)
+    placing.start("trainer", "trainer-2", None)
+    assert placed(placing)["a"] == ["trainer-0", "trainer-2"]
+    assert scripts(placing, 1.0) == {"a": ([], 0), "b": ([], 1)}
+
+
+def test_what_is_printed_fits_in_messages_and_comes_before_the_end() -> None:
+    host = HostMachine("a", {"trainer": 1}, 0.0)
+    one = Hosted(role="trainer", member="trainer-0", number=0)
+    host.receive(Wanted(by="run", number=1, folder="f", files=FILES, processes=[one]), 0.0)
+    for _ in range(3):
+        host.print("x" * hosting.MOST_CHARS * 2)
+    host.on_exit("trainer-0", Ended(1, "y" * (1 << 20)))
+    for heard in range(3):
+        said = host.says()
+        assert [len(line) for line in said.printed] == [hosting.MOST_CHARS]
+        assert bool(said.ended) == (heard == 2)
+        host.receive(Wanted(by="run", number=1, heard=heard + 1), 0.1)
+    assert len(said.ended[0].last_words) == hosting.LAST_WORDS
+
+
+def test_lines_that_nobody_shows_wait_on_their_host() -> None:
+    placing = rehearsing("a")
+    for number in range(20):
+        heard = placing._hosts["a"].heard
+        placing.receive("a", trains("a", printed=["line"] * 3, line=heard), 0.1 * number)
+    assert len(placing.printed) <= 2 * 3
+
+
+def test_who_worked_in_another_set_is_seen_to_work_in_this_one() -> None:
+    placing = rehearsing("a")
+    for folder in ("first", "second"):
+        placing.begin(folder, FILES)
+        placing.start("trainer", "trainer-0", 0)
+        placing.receive("a", trains("a", folder=folder, works={"trainer-0": 7}), 0.1)
+        assert placing.working == [("trainer-0", 7)]
+
+
+def test_a_host_that_cannot_run_the_script_ends_a_job_only_before_it_has_begun() -> None:
+    unfit = Unfit(why="there is no script", given=False)
+    placing = rehearsing("a", "b")
+    placing.receive("b", Hosting(name="b", offers={"trainer": 0}, unfit=unfit), 0.1)
+    assert placing.unfit == unfit
+    placing = rehearsing("a", "b")
+    placing.agree(b"declared")
+    placing.receive("c", trains("c"), 0.1)
+    placing.notes.clear()
+    placing.receive("c", Hosting(name="c", offers={"trainer": 0}, unfit=unfit), 0.2)
+    assert placing.unfit is None
+    assert placing.notes == ["host c runs no trainers: there is no script", "host c leaves"]

@@ -18,10 +18,12 @@ from planaria.cluster.launcher import LocalLauncher
 from planaria.cluster.scripts import INCLUDED, Scripts
 from planaria.cluster.transport import Keys, Transport, open_transport
 from planaria.config import Config
+from planaria.control.children import Ended
 from planaria.control.hosting import BEAT_S, Enter, HostMachine, Prepare, Run, Signal
 from planaria.errors import ClusterError, ConfigError, PlanariaError
 from planaria.trainer.declaring import Declaration, decode, encode
 from planaria.wire.control import Rehearsal, Wanted
+from planaria.wire.limits import OF_HOSTS
 
 POLL_MS = 50
 LEAVE_S = 3.0  # within which the supervisor must have heard that this host leaves
@@ -99,7 +101,8 @@ class Host:
         """One supervisor; whether its job is over. If not, it is lost."""
         self._runs += 1
         with contextlib.ExitStack() as stack:
-            transport = open_transport(self._member, self._keys, f"tcp://{self._own}:*")
+            bind = f"tcp://{self._own}:*"
+            transport = open_transport(self._member, self._keys, bind, OF_HOSTS)
             stack.callback(transport.close)
             name = f"{socket.gethostname()}/{self._own}"
             now = time.monotonic()
@@ -135,22 +138,25 @@ class Host:
         said = machine.says()
         transport.poll(POLL_MS)
         now = time.monotonic()
-        for envelope in transport.receive():
-            if isinstance(envelope.message, Wanted):
-                machine.receive(envelope.message, now)
+        # First: after the next message its name may be another's.
         for member, ended in self._launcher.ended() if self._launcher else ():
             self._failed |= ended.code != 0
             if self._scripts is not None:
                 self._scripts.show(everything=True)  # its last words, before its end is told
             machine.on_exit(member, ended)
+        for envelope in transport.receive():
+            if isinstance(envelope.message, Wanted):
+                machine.receive(envelope.message, now)
         self._tend_scripts(machine, now)
         machine.tick(now)
         for action in machine.take():
             match action:
-                case Prepare():
+                case Prepare() if "trainer" in self._offers:
                     self._prepare(action.script, machine)
                 case Enter():
                     self._enter(action.files, ends)
+                case Run(process=one) if one.role == "trainer" and machine.unfit:
+                    machine.on_exit(one.member, Ended(1, machine.unfit.why))
                 case Run(process=one) if self._launcher:
                     self._say(f"{one.member} starts")
                     self._launcher.start(one.role, one.member, one.number)
@@ -163,6 +169,7 @@ class Host:
     def _leave(self, machine: HostMachine, transport: Transport, ends: select.epoll) -> None:
         """Tells how its processes have ended, so that others are started elsewhere at once."""
         machine.leave()
+        self._said_at = 0.0  # it is said at once
         deadline = time.monotonic() + LEAVE_S
         while time.monotonic() < deadline and machine.joined and not machine.lost:
             self._turn(machine, transport, ends)
@@ -175,7 +182,7 @@ class Host:
         """Has the script run as often as is wanted, up to its first batch."""
         try:
             if self._scripts is None:
-                self._scripts = self._open_scripts(wanted, machine).__enter__()
+                self._scripts = self._open_scripts(wanted, machine)
             self._scripts.seat(wanted.ranks)
         except OSError as error:
             machine.refuse(f"host {self._own}: the script could not be started: {error}")
@@ -196,9 +203,7 @@ class Host:
                 f"there is no {folder / command[0]}; the script and what it imports must be on "
                 "every host that trains, in the same place as where the job was started"
             )
-        return Scripts(
-            command, wanted.trainers, 0, wanted.variables, machine.print, wanted.ranks, folder
-        )
+        return Scripts(command, wanted.trainers, 0, wanted.variables, machine.print, folder)
 
     def _tend_scripts(self, machine: HostMachine, now: float) -> None:
         if self._scripts is None or machine.behind or machine.unfit:
@@ -207,9 +212,9 @@ class Host:
             machine.works.update(self._launcher.tend(machine.ranks, now))
             return
         try:
-            for rank, declared in self._scripts.look().items():
-                if rank not in machine.declared:
-                    machine.declared[rank] = encode(declared)
+            if self._scripts.declared is None:
+                for rank, declared in self._scripts.look().items():
+                    machine.declared.setdefault(rank, encode(declared))
             self._scripts.tend()
         except PlanariaError as error:
             machine.refuse(str(error), given=isinstance(error, ConfigError))

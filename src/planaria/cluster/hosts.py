@@ -29,6 +29,7 @@ from planaria.control.placing import PlacingMachine
 from planaria.errors import ClusterError, ConfigError
 from planaria.trainer.declaring import Declaration, decode, encode
 from planaria.wire.control import Hosting, Rehearsal
+from planaria.wire.limits import OF_HOSTS
 from planaria.wire.messages import Member
 
 POLL_MS = 50
@@ -61,7 +62,7 @@ class Hosts:
         room for so many of a role.
         """
         bind = f"tcp://{listen.host}:{'*' if listen.port is None else listen.port}"
-        self._transport = open_transport("door", keys, bind)
+        self._transport = open_transport("door", keys, bind, OF_HOSTS)
         self.host, self.address = listen.host, self._transport.address
         self._how_to_join = how_to_join(self.address)
         self._provide = provide
@@ -128,6 +129,7 @@ class Hosts:
                 say(f"waiting for hosts: room for {named} so far; {self._how_to_join}")
             time.sleep(POLL_S)
             self.tell_notes(say)
+            self.show_printed()
         self.tell_notes(say)
 
     def spread(self, servers: int) -> tuple[str, ...]:
@@ -152,8 +154,12 @@ class Hosts:
         self.tell_notes(self._show)
         with self._lock:
             unfit, said = self._machine.unfit, self._machine.declarations()
+            unseated = sorted(self._machine.unseated)
         if unfit is not None:
+            self.show_printed()
             raise (ConfigError if unfit.given else ClusterError)(unfit.why)
+        if unseated:  # their host is gone
+            self.wait_for({"trainer": self._provided["trainer"]}, self._show)
         found = {rank: decode(text) for rank, text in said.items()}
         return {rank: one for rank, one in found.items() if isinstance(one, Declaration)}
 
@@ -292,6 +298,8 @@ class HostsLauncher(Launcher):
     def ended(self) -> list[tuple[Member, Ended]]:
         self._hosts.tell_notes(self._say)
         found = self._hosts.ended()
+        if found:
+            self._hosts.show_printed()  # their last words
         self._codes |= {self._ranks[one]: end.code for one, end in found if one in self._ranks}
         return self._local.ended() + found
 
@@ -317,4 +325,5 @@ class HostsLauncher(Launcher):
         self._hosts.begin(None)
         self._local.close()
         self._hosts.settle(STOP_S + LEAVE_S)
+        self._hosts.show_printed()
         self._epoll.close()

@@ -37,6 +37,7 @@ class ScriptProcess(ABC):
     def __init__(self, line: socket.socket, rank: int) -> None:
         self.stdin = line
         self.rank = rank
+        self.local_rank = rank  # among those on this machine
         self.declared: Declaration | None = None
         self.raised = ""  # the traceback that it has ended with
         self.lines: deque[str] = deque(maxlen=HELD_LINES + PIPE_LINES)  # to be shown
@@ -119,11 +120,11 @@ class Script(ScriptProcess):
         local_rank: int | None = None,
         folder: Path | None = None,
     ) -> None:
-        """local_rank: among those on this machine; None: all are here. folder: where it runs."""
+        """local_rank: among those on this machine; None: the same. folder: where it runs."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(ours, rank)
-        local_rank = rank if local_rank is None else local_rank
-        variables = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": world_size}
+        self.local_rank = rank if local_rank is None else local_rank
+        variables = {"RANK": rank, "LOCAL_RANK": self.local_rank, "WORLD_SIZE": world_size}
         with theirs, contextlib.ExitStack() as unless_it_starts:
             unless_it_starts.callback(ours.close)
             self._process = subprocess.Popen(

@@ -8,6 +8,7 @@ however long the script takes to get there. One that is missing is made by runni
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import runpy
 import subprocess
@@ -60,11 +61,10 @@ class Scripts:
         spares: int,
         environment: Mapping[str, str],
         say: Say,
-        ranks: Sequence[int] | None = None,
         folder: Path | None = None,
     ) -> None:
-        """command: the script and its arguments. ranks: which of the trainers are on this machine
-        from the start; None: all. folder: where they run; None: here.
+        """command: the script and its arguments. folder: where they run, if this is one of several
+        machines; then `seat` says which ranks are here.
         """
         self.command = command
         self.trainers = trainers
@@ -73,7 +73,6 @@ class Scripts:
         self.declared: Declaration | None = None
         inherited = {name: value for name, value in os.environ.items() if name != HOME}
         self._environment = {**inherited, **environment}
-        self._ranks = range(trainers) if ranks is None else ranks
         self._folder = folder
         self._first: list[ScriptProcess] = []  # that the job begins with
         self._waiting: list[ScriptProcess] = []  # without a part in the job so far
@@ -84,7 +83,7 @@ class Scripts:
         self._spare_at = 0.0  # when one may be started again
 
     def __enter__(self) -> Scripts:
-        self.seat(self._ranks)
+        self.seat(range(self.trainers))
         for _ in range(self.spares):
             self._start_spare()
         return self
@@ -105,12 +104,18 @@ class Scripts:
             script.close()
 
     def _start(self, rank: int) -> ScriptProcess:
-        seats = [one.rank for one in self._first]
-        local = seats.index(rank) if rank in seats else SPARE if rank == SPARE else len(seats)
+        local = None if rank == SPARE else self._local_rank()
         variables, folder = self._environment, self._folder
         script = Script(self.command, variables, rank, self.trainers, local, folder)
         self._waiting.append(script)
         return script
+
+    def _local_rank(self) -> int | None:
+        """One that nobody has on this machine; None where all ranks are on it."""
+        if self._folder is None:
+            return None
+        alive = {one.local_rank for one in (*self._waiting, *self._placed) if one.poll() is None}
+        return next(number for number in itertools.count() if number not in alive)
 
     def _start_spare(self) -> None:
         """None is needed so far: what keeps it from starting may pass."""
@@ -163,6 +168,9 @@ class Scripts:
         script = self._choose(assignment.rank)
         self._waiting.remove(script)
         self._placed.append(script)
+        if script.local_rank == SPARE and (local := self._local_rank()) is not None:
+            script.local_rank = local
+            assignment = msgspec.structs.replace(assignment, local_rank=local)
         script.give(assignment, log)
         if assignment.rank is not None:
             script.rank = assignment.rank

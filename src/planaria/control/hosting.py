@@ -21,6 +21,8 @@ from planaria.wire.messages import Member
 BEAT_S = 0.5  # between two times that either side says the same
 SILENT_S = 10.0  # without a word for so long, the other side is gone
 MOST_LINES = 200  # of what scripts print, in one message
+MOST_CHARS = 1 << 18  # in one message, and in one of them
+LAST_WORDS = 1 << 12  # characters of them
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,8 @@ class HostMachine:
         return actions
 
     def says(self) -> Hosting:
-        # Whoever hears of an end has heard the last words.
-        all_said = len(self._lines) <= MOST_LINES
+        printed = self._next_lines()
+        all_said = len(printed) == len(self._lines)  # who hears of an end has heard what came first
         return Hosting(
             name=self._name,
             offers=self.offers,
@@ -101,13 +103,22 @@ class HostMachine:
             declared={} if self._wanted.folder else self.declared,
             unfit=self.unfit if all_said else None,
             works={member: at for member, at in self.works.items() if member in self._sent},
-            printed=self._lines[:MOST_LINES],
+            printed=printed,
             line=self._line,
         )
 
+    def _next_lines(self) -> list[str]:
+        """As many as one message takes."""
+        chars = 0
+        for count, line in enumerate(self._lines[:MOST_LINES]):
+            chars += len(line)
+            if chars > MOST_CHARS:
+                return self._lines[:count]
+        return self._lines[:MOST_LINES]
+
     def print(self, line: str) -> None:
         """Something that a script has printed."""
-        self._lines.append(line)
+        self._lines.append(line if len(line) <= MOST_CHARS else f"{line[: MOST_CHARS - 3]}...")
 
     @property
     def behind(self) -> bool:
@@ -141,6 +152,7 @@ class HostMachine:
         if wanted.folder != self._wanted.folder:
             self._sent.clear()
             self._ended.clear()
+            self.works.clear()
             self._actions.append(Enter(wanted.files))
         self._wanted, self.over = wanted, wanted.over
         self._follow({one.member: one for one in wanted.processes})
@@ -163,7 +175,8 @@ class HostMachine:
         if self._sent.pop(member, None) is None:
             return
         if any(member == one.member for one in self._wanted.processes):
-            self._ended[member] = Gone(member=member, code=ended.code, last_words=ended.last_words)
+            words = ended.last_words[-LAST_WORDS:]
+            self._ended[member] = Gone(member=member, code=ended.code, last_words=words)
 
     def refuse(self, why: str, *, given: bool = False) -> None:
         """It cannot run the script. given: the settings are wrong."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from planaria.control.children import Ended
-from planaria.control.hosting import BEAT_S, SILENT_S
+from planaria.control.hosting import BEAT_S, MOST_LINES, SILENT_S
 from planaria.wire.control import Hosted, Hosting, Rehearsal, Unfit, Wanted
 from planaria.wire.messages import Member
 
@@ -37,6 +37,7 @@ class HostRecord:
     spares: int = 0  # scripts that wait there to be needed
     declared: dict[int, bytes] = field(default_factory=dict)  # by rank
     heard: int = 0  # lines that scripts have printed there
+    unfit: bool = False
 
     def free(self, role: str) -> int:
         used = Counter(one.role for one in self.processes.values())
@@ -77,6 +78,8 @@ class PlacingMachine:
         self._folder, self._files = folder, dict(files)
         self._waiting.clear()
         self.ended.clear()
+        self.working.clear()
+        self._worked.clear()
         for host in self._hosts.values():
             host.processes.clear()
             self._change(host)
@@ -104,6 +107,11 @@ class PlacingMachine:
             for rank in host.ranks
             if rank in host.declared
         }
+
+    @property
+    def unseated(self) -> list[int]:
+        """Ranks that have no host to run their script."""
+        return self._unseated
 
     def agree(self, declared: bytes) -> None:
         """All have declared this; whoever comes later must do the same."""
@@ -237,6 +245,8 @@ class PlacingMachine:
             self.notes.append(f"host {said.name} has joined: {_rooms(said.offers)}")
         host.heard_at, host.offers = now, said.offers
         host.obeyed, host.folder = said.obeyed, said.folder
+        if len(self.printed) > MOST_LINES:  # they are to be shown first; it says the same again
+            return True
         self._on_scripts(host, said)
         if not said.offers.get("trainer"):
             self._unseat(host)
@@ -252,16 +262,18 @@ class PlacingMachine:
 
     def _on_scripts(self, host: HostRecord, said: Hosting) -> None:
         host.declared = host.declared | said.declared
-        if said.unfit is not None and not self._folder:
-            self.unfit = said.unfit
-        elif said.unfit is not None:  # others can
-            self.notes.append(f"host {host.name} runs no trainers: {said.unfit.why}")
+        if said.unfit is not None and not host.unfit:
+            host.unfit = True
+            if self._script is not None and self._script.declared:  # others can
+                self.notes.append(f"host {host.name} runs no trainers: {said.unfit.why}")
+            else:
+                self.unfit = said.unfit
         new = said.printed[max(host.heard - said.line, 0) :]
         if new:
             host.heard += len(new)
             self.printed += new
             host.sent = (host.sent[0], -math.inf)  # more may wait there
-        for member, at in said.works.items():
+        for member, at in said.works.items() if said.folder == self._folder else ():
             if at > self._worked.get(member, -1):
                 self._worked[member] = at
                 self.working.append((member, at))
@@ -279,7 +291,9 @@ class PlacingMachine:
 
     def _give_up(self, host: HostRecord, why: str) -> None:
         """If it comes back, it is as one that has never been here, and ends what it runs."""
-        self.notes.append(f"host {host.name} {why}; it had {', '.join(host.processes) or 'nobody'}")
+        had = [*host.processes, *(f"the script of rank {rank}" for rank in host.ranks)]
+        had += ["a spare trainer"] * host.spares
+        self.notes.append(f"host {host.name} {why}; it had {', '.join(had) or 'nobody'}")
         ended = Ended(-signal.SIGKILL, f"its host, {host.name}, is gone")
         self.ended += [(member, ended) for member in host.processes]
         self._unseat(host)

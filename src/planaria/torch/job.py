@@ -343,7 +343,10 @@ class Job:
         client = self._node.begin(part.rank, self._keeper.freeze(), digest, self._mean_loss)
         self.rank, self.step, state = client.start()
         if self._supervisor is None:  # a spare has none before, and others' variables are theirs
-            os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(self.rank)
+            os.environ["RANK"] = str(self.rank)
+            if os.environ["LOCAL_RANK"] == "-1":
+                local = self.rank if part.local_rank is None else part.local_rank
+                os.environ["LOCAL_RANK"] = str(local)
         if self._node.beginning.restores or self.step or part.rank is None:
             self._keeper.thaw(state)
         self._client = client

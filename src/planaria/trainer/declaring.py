@@ -55,6 +55,7 @@ class Assignment(msgspec.Struct, frozen=True, tag=True):
     folder: str
     member: str
     rank: int | None
+    local_rank: int | None = None  # of one that was a spare on a machine that is one of several
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):

@@ -81,6 +81,9 @@ class Limits:
         )
 
 
+OF_HOSTS = Limits(header=32 << 20)  # whole configurations, and what scripts print
+
+
 def _of_arena(config: Config, arena: Arena) -> dict[type[Any], int]:
     """Exact upper bounds, in bytes, of one arena's share of a message."""
     tables, layout = len(arena.table_ids), config.layout.arena(arena.rows)
