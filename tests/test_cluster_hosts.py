@@ -96,6 +96,7 @@ def test_another_key_opens_nothing(tmp_path: Path) -> None:
         stranger = found.join("server", "--wait=2", key=other)
         assert stranger.wait(30) == 1
         assert "nobody has answered" in found.said_by(stranger)
+        wait_for_line(found.job, "were refused so far: they did not have the job's key")
         found.job.send_signal(signal.SIGINT)
         assert finished(found.job).code == 130
 

@@ -147,7 +147,7 @@ def test_without_the_jobs_key_nobody_gets_past_the_handshake() -> None:
     run = BeatenRun(config, on_event=on_hold_at(5, visit))
     assert run.run()["digest"] == undisturbed()
     assert answered == []
-    assert [holds.refused for _, holds in run.of(ServerHolds)] == [0, 0, 0]
+    assert all(holds.refused > 0 for _, holds in run.of(ServerHolds))
     assert [tuple(viewed.view) for _, viewed in run.of(Viewed)] == [(1, 1)]
 
 

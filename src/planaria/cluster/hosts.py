@@ -75,6 +75,7 @@ class Hosts:
         # Written to: by the thread, when somebody has ended; and for the thread, when it has work.
         self._news, self._work = os.eventfd(0, os.EFD_NONBLOCK), os.eventfd(0, os.EFD_NONBLOCK)
         self._transport.watch(self._work)
+        self._refused, self._refused_at = 0, 0.0  # what was told of, and when to tell again
         self._closing = False
         self._problem = ""  # why the thread has ended, if it has
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -231,7 +232,10 @@ class Hosts:
 
     def _check(self) -> None:
         if self._problem:
-            raise ClusterError(f"hosts cannot be talked to any more: {self._problem}")
+            raise ClusterError(
+                f"hosts cannot be talked to any more ({self._problem}); start the job again, with "
+                "--resume if it has checkpoints"
+            )
 
     # ------------------------------------------------------------------ the thread
 
@@ -256,10 +260,20 @@ class Hosts:
                 self._machine.tick(now)
                 due = self._machine.take(now)
                 news = bool(self._machine.ended)
+                self._tell_of_strangers(now)
             for member, wanted in due:
                 self._transport.send(self._addresses[member], self._transport.encode(wanted))
             if news:
                 os.eventfd_write(self._news, 1)
+
+    def _tell_of_strangers(self, now: float) -> None:
+        refused = self._transport.refused
+        if refused > self._refused and now >= self._refused_at:
+            self._refused, self._refused_at = refused, now + SAID_S
+            self._machine.notes.append(
+                f"{refused} connections or messages were refused so far: they did not have the "
+                "job's key"
+            )
 
 
 class HostsLauncher(Launcher):

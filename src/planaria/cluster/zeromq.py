@@ -36,6 +36,11 @@ MIN_INCOMING = 8  # a full queue makes the sender wait
 MIN_OUTGOING = 64  # a full queue costs a message, and what a peer says within a step must fit
 MAX_SOCKETS = 8192  # of one process: a DEALER for each peer, and a heart's
 REFUSED_FRAMES = 1024  # that one look at what has come is spent on, at most
+FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
 
 
 def queue_messages(limits: Limits, least: int) -> int:
@@ -82,6 +87,8 @@ class ZeroMQ(Transport):
             ) from None
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
+        self._failures = self._watch_handshakes()
+        self._poller.register(self._failures, zmq.POLLIN)
         endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.address = endpoint.rstrip("\0")
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
@@ -106,6 +113,16 @@ class ZeroMQ(Transport):
             router.curve_server = True
             router.curve_secretkey = self.keys.secret
         return router
+
+    def _watch_handshakes(self) -> zmq.Socket[bytes]:
+        """Where ZeroMQ tells of those that failed: whoever has no key, or an old one, or repeats
+        what others have said.
+        """
+        self._router.monitor("inproc://failures", FAILED)
+        failures = self._socket(zmq.PAIR)
+        failures.rcvhwm = 0  # so that ZeroMQ never waits for this process to listen
+        failures.connect("inproc://failures")
+        return failures
 
     def connect(self, address: str) -> Dealer:
         try:
@@ -150,7 +167,16 @@ class ZeroMQ(Transport):
         self._poller.register(descriptor, zmq.POLLIN)
 
     def poll(self, timeout_ms: int) -> bool:
-        return bool(self._poller.poll(timeout_ms))
+        ready = dict(self._poller.poll(timeout_ms))
+        if self._failures in ready:
+            self._count_failures()
+        return bool(ready)
+
+    def _count_failures(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            for _ in range(REFUSED_FRAMES):
+                self._failures.recv_multipart(zmq.NOBLOCK)
+                self.refused += 1
 
     def defer(self, *, on: bool) -> None:
         """Everything wakes it: all that comes is in one queue."""
@@ -201,5 +227,7 @@ class ZeroMQ(Transport):
     def close(self) -> None:
         for dealer in self._dealers.values():
             dealer.close()
+        self._router.disable_monitor()
+        self._failures.close(linger=0)
         self._router.close(linger=0)
         self.context.term()

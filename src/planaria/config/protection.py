@@ -43,12 +43,12 @@ def check_required(config: Config) -> None:
         return
     hosts, width = len(set(config.cluster.domains or ())), config.layout.k + config.r
     why = (
-        f"a group's members, k + parity = {width}, stand on as many hosts, and cluster.domains "
-        f"names {hosts}"
+        f"a group's members, k + parity = {width}, stand on as many hosts, and there are {hosts}; "
+        "add hosts, or lower k"
     )
-    raise ConfigError(
-        f"cluster.require: host cannot be: {why if config.r else 'there is no parity'}"
-    )
+    if not config.r:
+        why = "there is no parity; set parity to 1 or more"
+    raise ConfigError(f"cluster.require: host cannot be: {why}")
 
 
 def _without_parity(config: Config) -> str:
