@@ -17,6 +17,7 @@ from cluster_commands import MAIN, Done, command, finished, wait_for_line
 from cluster_jobs import children_of, wait_until
 
 JOB = ("servers=4", "k=2", "parity=1", "spares=1", "steps=60")
+RELAY = (sys.executable, str(Path(__file__).with_name("relay.py")))
 LATER_S = 30.0  # for hosts to end after their job
 HUB = 0
 
@@ -37,6 +38,7 @@ class Network(Addresses):
 
     def __init__(self, machines: int) -> None:
         self._machines = range(machines)
+        self._relay: subprocess.Popen[bytes] | None = None
 
     def address(self, number: int) -> str:
         return f"10.77.0.{number + 1}"
@@ -63,6 +65,9 @@ class Network(Addresses):
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._relay is not None:
+            self._relay.kill()
+            self._relay.wait()
         for number in self._machines:
             name = self._name(number)
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
@@ -85,6 +90,23 @@ class Network(Addresses):
     def unmute(self, number: int) -> None:
         for half in ("10.77.0.0/25", "10.77.0.128/25"):
             self._ip(number, "route", "del", "blackhole", half)
+
+    def relay(self, seconds: float, loss: float) -> None:
+        """From any machine to any other, everything takes so long, and that share of it is lost.
+        Before anything runs.
+        """
+        links = self._machines[1:]
+        for number in links:
+            ends = ("type", "veth", "peer", "name", f"near{number}")
+            self._ip(HUB, "link", "add", f"far{number}", *ends)
+            self._ip(HUB, "link", "set", f"to{number}", "nomaster")
+            self._ip(HUB, "link", "set", f"near{number}", "master", "bridge", "up")
+            self._ip(HUB, "link", "set", f"far{number}", "up")
+            _run(*self.inside(number), *RELAY, "plain", "eth0")
+        _run(*self.inside(HUB), *RELAY, "plain", "bridge", *(f"near{number}" for number in links))
+        pairs = [f"to{number}=far{number}" for number in links]
+        each = [str(seconds / 2), str(loss / 2)]  # there are two links on the way
+        self._relay = subprocess.Popen([*self.inside(HUB), *RELAY, "pass", *each, *pairs])
 
     def slow_down(self, mbit: int) -> None:
         """Every link, both ways."""

@@ -124,3 +124,28 @@ def test_slow_links_give_the_digest(tmp_path: Path, network: Network) -> None:
     with cluster(tmp_path, STEPS, "--kill=server:1@50", machines=network) as found:
         done = found.finished()
     assert done.report["digest"] == undisturbed(STEPS)
+
+
+def test_messages_that_take_long_and_are_lost(tmp_path: Path, network: Network) -> None:
+    """50 ms from any machine to any other, and one packet of a hundred is lost."""
+    network.relay(0.05, 0.01)
+    words = ("steps=40", "--kill=server:1@10", "--kill=trainer:0@25")
+    with cluster(tmp_path, *words, machines=network) as found:
+        done = found.finished()
+        assert found.codes() == [0] * 6
+    assert done.report["digest"] == undisturbed("steps=40")
+    step_ms = 1000 * 64 / done.report["samples_per_s"]
+    assert step_ms > 100  # a control: rows come from afar
+
+
+def test_connections_of_which_one_side_is_gone(tmp_path: Path, network: Network) -> None:
+    """A machine dies while it is cut off: nobody is told, and its connections seem to be there."""
+    with cluster(tmp_path, STEPS, LIMIT, PAUSE, machines=network) as found:
+        wait_for_line(found.job, AT)
+        number, lost = found.number_of("server-1"), found.host_of("server-1")
+        network.cut(number)
+        lost.kill()
+        done = found.finished()
+        network.heal(number)
+    assert done.report["digest"] == undisturbed(STEPS)
+    assert "server:1" in [one["who"] for one in done.report["failures"]]

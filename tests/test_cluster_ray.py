@@ -113,3 +113,19 @@ def test_a_node_that_is_lost_costs_nothing(nodes: Any, tmp_path: Path) -> None:
         done = finished(job, report)
     assert done.code == 0, done.error
     assert done.report["digest"] == undisturbed("steps=60")
+
+
+def test_a_job_goes_on_after_its_command_was_killed(nodes: Any, tmp_path: Path) -> None:
+    """Ray ends the actors with it, and starts others for the one that goes on."""
+    saves = (f"checkpoint.path={tmp_path / 'saves'}", "checkpoint.every_steps=20")
+    with started(*JOB, *saves, on_ray(nodes), "--freeze=trainer:0@50:60") as job:
+        wait_for_line(job, "frozen")
+        job.kill()
+        job.wait()
+    report = tmp_path / "report.json"
+    words = (*JOB, *saves, on_ray(nodes), "--resume", f"--report={report}")
+    with started(*words) as job:
+        done = finished(job, report)
+    assert done.code == 0, done.error
+    assert done.report["digest"] == undisturbed("steps=60")
+    assert done.report["resumed_from"] in (20, 40)
