@@ -376,7 +376,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first job")
     parser.add_argument("--faults", type=int, default=20, help="per job")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--keep", action="store_true", help="folders of jobs that went wrong")
     parser.add_argument("--story", action="store_true", help="tell of every job what was done")
     given = parser.parse_args()

@@ -79,6 +79,17 @@ def test_the_digest_on_ray_is_that_of_one_machine(nodes: Any, tmp_path: Path) ->
     assert done.report["digest"] == undisturbed("steps=60")
 
 
+def test_a_cluster_of_this_machine_has_room_for_every_job(tmp_path: Path) -> None:
+    """More processes than there are cores, as without Ray."""
+    report = tmp_path / "report.json"
+    with leaving_nothing():
+        with started("servers=8", "steps=60", "--on=ray", f"--report={report}") as job:
+            done = finished(job, report)
+        forget_old(home() / "jobs")
+    assert done.code == 0, done.error
+    assert done.report["digest"] == undisturbed("steps=60")
+
+
 def test_a_script_on_ray_learns_what_it_does_on_one_machine(nodes: Any, tmp_path: Path) -> None:
     kills = ("--kill=server:0@3", "--kill=trainer:1@6")
     sets = ("servers=3", "spares=1", "trainers=2")

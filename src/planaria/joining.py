@@ -100,10 +100,12 @@ def _hosts(stack: ExitStack, given: Config, on: str, listen: str | None, key: Pa
     name, colon, address = on.partition("://")
     if name != RAY:
         raise ConfigError(f"--on: expected local, none, ray or ray://HOST:PORT, got {on}")
-    own = stack.enter_context(ray_hosts.connected(address if colon else None))
+    given_address = address if colon else None
+    own = stack.enter_context(ray_hosts.connected(given_address))
     keys = new_key()
     # It is left first: actors are told that the job is over before Ray ends them.
-    provide = partial(ray_hosts.start_actors, keys, given)
+    here = ray_hosts.is_started_here(given_address)
+    provide = partial(ray_hosts.start_actors, keys, given, here)
     hosts = Hosts(Listen(own, None), keys, lambda _: "Ray starts them", provide)
     return stack.enter_context(hosts)
 

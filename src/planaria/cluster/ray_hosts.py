@@ -7,6 +7,7 @@ messages: an actor joins the job as any other host does, and tells of its proces
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,9 +35,26 @@ def connected(address: str | None) -> Iterator[str]:
         ray.shutdown()  # and with it everything that was started for this process
 
 
-def start_actors(keys: Keys, job: Config, join: str, role: str, count: int) -> None:
-    """With room for one process each. They end with the connection."""
+def is_started_here(address: str | None) -> bool:
+    """Whether the cluster is this machine and no other."""
+    return address is None and not os.environ.get("RAY_ADDRESS")
+
+
+def start_actors(keys: Keys, job: Config, here: bool, join: str, role: str, count: int) -> None:
+    """With room for one process each. They end with the connection.
+
+    here: on a cluster that is this machine alone, whose cores they share as processes do that are
+    started without Ray.
+    """
     ray = _ray()
+    actor = ray.remote(max_restarts=-1, max_task_retries=-1)(RayHost)
+    places = [{"num_cpus": 0}] * count if here else _placement(ray, job, role, count)
+    for options in places:
+        actor.options(**options).remote().run.remote(join, tuple(keys), role)
+
+
+def _placement(ray: Any, job: Config, role: str, count: int) -> list[dict[str, Any]]:
+    """Of so many actors, spread over the nodes."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     cpus = job.threads.server if role == "server" else job.threads.trainer
@@ -47,11 +65,8 @@ def start_actors(keys: Keys, job: Config, join: str, role: str, count: int) -> N
             f"Ray has had no room for {count} {role}s with {cpus * count} CPUs together within "
             f"{PLACE_S:.0f} s; add nodes, or lower servers, spares, trainers or threads"
         )
-    actor = ray.remote(max_restarts=-1, max_task_retries=-1)(RayHost)
-    for number in range(count):
-        where = PlacementGroupSchedulingStrategy(group, number)
-        host = actor.options(num_cpus=cpus, scheduling_strategy=where).remote()
-        host.run.remote(join, tuple(keys), role)
+    where = [PlacementGroupSchedulingStrategy(group, number) for number in range(count)]
+    return [{"num_cpus": cpus, "scheduling_strategy": strategy} for strategy in where]
 
 
 class RayHost:
