@@ -214,7 +214,8 @@ class Host:
         try:
             if self._scripts.declared is None:
                 for rank, declared in self._scripts.look().items():
-                    machine.declared.setdefault(rank, encode(declared))
+                    if rank not in machine.declared:
+                        machine.declared[rank] = encode(declared)
             self._scripts.tend()
         except PlanariaError as error:
             machine.refuse(str(error), given=isinstance(error, ConfigError))
