@@ -304,7 +304,16 @@ def test_a_host_that_leaves_is_not_waited_for() -> None:
     placing.receive("a", leaving, 0.2)
     assert [member for member, _ in placing.ended] == ["server-0"]
     assert placing.settled
+    ((_, farewell),) = placing.take(0.3)
     assert placing.take(9.0) == []
+    host = HostMachine("a", OFFERS, 0.0)
+    one = Hosted(role="server", member="server-0", number=0)
+    host.receive(Wanted(by="run", number=1, folder="folder", files=FILES, processes=[one]), 0.1)
+    host.leave()
+    host.on_exit("server-0", Ended(-9))
+    assert not host.empty
+    host.receive(farewell, 0.3)
+    assert host.empty
 
 
 # ---------------------------------------------------------------------------- scripts

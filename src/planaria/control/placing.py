@@ -67,6 +67,7 @@ class PlacingMachine:
         self._folder, self._files = "", dict[str, bytes]()
         self._domains: list[str] = []  # by place of a server, where it is known
         self._strangers: list[Member] = []  # who follow another supervisor
+        self._farewells: list[tuple[Member, Wanted]] = []  # to those that leave: all was heard
         self._number = 1
         self._over = False
         self._ticked = now
@@ -256,6 +257,7 @@ class PlacingMachine:
                 self.ended.append((gone.member, Ended(gone.code, gone.last_words)))
         if not any(said.offers.values()) and not host.processes:
             del self._hosts[sender]
+            self._farewells.append((sender, self._wanted_of(host)))
             self.notes.append(f"host {host.name} leaves")
         self._place()
         return True
@@ -306,7 +308,8 @@ class PlacingMachine:
 
     def take(self, now: float) -> list[tuple[Member, Wanted]]:
         """What to send, and to whom: news at once, and all of it now and then."""
-        due = [(sender, Wanted(by=self._by, number=0)) for sender in self._strangers]
+        due, self._farewells = self._farewells, []
+        due += [(sender, Wanted(by=self._by, number=0)) for sender in self._strangers]
         self._strangers.clear()
         for sender, host in self._hosts.items():
             number, at = host.sent
