@@ -137,7 +137,7 @@ class PublishesWhatItHas(SaveMachine):
 
 
 CONTROLS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-    ({"supervisor_class": OrdersOnce}, ("kill coordinator",)),
+    ({"supervisor_class": OrdersOnce}, ("kill coordinator", "kill")),
     ({"supervisor_class": NeverWatchesTheCoordinator}, ("freeze coordinator", "kill")),
     ({"supervisor_class": BlamesOthersForItsSleep}, ("sleep", "sleep all")),
     ({"supervisor_class": ASpareIsFatal}, ("stillborn", "kill")),
