@@ -33,6 +33,7 @@ JOB = (
     "optimizer.name=adagrad",
     "data.test_samples=0",
     f"servers={HOSTS['server']}",
+    f"trainers={HOSTS['trainer']}",
     "spares=0",
     "cluster.transport=tcp",
     "cluster.encryption=off",

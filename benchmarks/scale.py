@@ -109,7 +109,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--servers", type=int, nargs="+", default=[8, 12, 24, 48, 200, 1000])
+    parser.add_argument(
+        "--servers", type=int, nargs="+", default=[8, 12, 20, 22, 24, 48, 200, 1000]
+    )
     parser.add_argument("--trainers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--k", type=int, default=4)

@@ -3,10 +3,8 @@
     python -m benchmarks.slow_link --rates 100 300 1000
     python -m benchmarks.slow_link --links shared
 
-As root, with `ip` and `tc` of iproute2: the network is namespaces of this machine, of which nothing
-is left behind. `--links each` gives every server and the trainer a namespace and a link of its own,
-as fast in one direction as in the other, like machines at a switch. With `--links shared` everybody
-sends over one loopback device, both ways and servers among themselves: like a bus.
+As root, with `ip` and `tc` of iproute2: the network is namespaces of this machine, and
+benchmarks/links.py has the two kinds of `--links`.
 
 Blocks of steps with and without take turns within one job (benchmarks/alternating.py).
 """
@@ -14,22 +12,17 @@ Blocks of steps with and without take turns within one job (benchmarks/alternati
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import shutil
 import statistics
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from benchmarks import alternating
+from benchmarks import alternating, links
 from benchmarks.alternating import BLOCK_STEPS, is_on
-from planaria.cluster import nursery
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import JobEvent, Watcher
 from planaria.cluster.run import JobRun
@@ -37,82 +30,8 @@ from planaria.config import Config
 from planaria.wire.control import StepDone
 
 NETWORKS = {"small": "[64,32]", "512-256": "[512,256]"}
-QUEUE_MS = 100  # of a link
 SERVERS, BATCH = 6, 2048
-HUB = f"planaria-{os.getpid()}"
-HOSTS = Path("/etc/netns")  # `ip netns exec` puts what is there in the place of /etc
 MEMBERS = [*(f"server-{place}" for place in range(SERVERS)), "trainer-0"]
-
-
-def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
-
-
-def inside(namespace: str, *command: str) -> None:
-    run("ip", "netns", "exec", namespace, *command)
-
-
-def namespace_of(member: str) -> str:
-    return f"{HUB}-{member}"
-
-
-def slow_down(namespace: str, device: str, mbit: int) -> None:
-    burst = max(128 << 10, mbit * 1_000_000 // 8 // 250)  # what a tick of the kernel lets go
-    inside(
-        namespace,
-        *("tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate", f"{mbit}mbit"),
-        *("burst", str(burst), "latency", f"{QUEUE_MS}ms"),
-    )
-
-
-# ---------------------------------------------------------------- namespaces
-
-
-def add(namespace: str, address: str) -> None:
-    """In it, `here` is its own address."""
-    run("ip", "netns", "add", namespace)
-    inside(namespace, "ip", "link", "set", "lo", "up")
-    folder = HOSTS / namespace
-    folder.mkdir(parents=True)
-    (folder / "hosts").write_text(f"127.0.0.1 localhost\n{address} here\n")
-
-
-def join(number: int, member: str) -> None:
-    """A namespace with a link to the hub's bridge."""
-    namespace, port = namespace_of(member), f"to-{member}"
-    add(namespace, f"10.77.0.{number}")
-    inside(HUB, "ip", "link", "add", port, "type", "veth", "peer", "name", f"x{number}")
-    inside(HUB, "ip", "link", "set", f"x{number}", "netns", namespace)
-    inside(HUB, "ip", "link", "set", port, "master", "bridge", "up")
-    inside(namespace, "ip", "link", "set", f"x{number}", "name", "eth0")
-    inside(namespace, "ip", "address", "add", f"10.77.0.{number}/24", "dev", "eth0")
-    inside(namespace, "ip", "link", "set", "eth0", "up")
-
-
-@contextlib.contextmanager
-def namespaces(links: str) -> Iterator[None]:
-    try:
-        add(HUB, "127.0.0.1" if links == "shared" else "10.77.0.1")
-        if links == "each":
-            inside(HUB, "ip", "link", "add", "bridge", "type", "bridge")
-            inside(HUB, "ip", "address", "add", "10.77.0.1/24", "dev", "bridge")
-            inside(HUB, "ip", "link", "set", "bridge", "up")
-            for number, member in enumerate(MEMBERS, 2):
-                join(number, member)
-        yield
-    finally:
-        for namespace in [*map(namespace_of, MEMBERS), HUB]:
-            subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
-            shutil.rmtree(HOSTS / namespace, ignore_errors=True)
-
-
-def set_rate(links: str, mbit: int) -> None:
-    if links == "shared":
-        slow_down(HUB, "lo", mbit)
-        return
-    for member in MEMBERS:
-        slow_down(HUB, f"to-{member}", mbit)
-        slow_down(namespace_of(member), "eth0", mbit)
 
 
 # ---------------------------------------------------------------- a job, in the hub
@@ -165,29 +84,13 @@ class Counting(Watcher):
         return found
 
 
-def spread_processes(given: argparse.Namespace) -> None:
-    """Servers answer early in turns, and all start in the namespaces of their places."""
-    python, server = given.folder / "python", Path(alternating.__file__)
-    where = f'ip netns exec "{given.hub}-$1-$4"' if given.links == "each" else ""
-    python.write_text(
-        "#!/bin/sh\n"
-        "shift 3\n"  # -P -m planaria.cluster
-        'case "$1" in\n'
-        f'server) exec {where} "{sys.executable}" -P "{server}" "$@" ;;\n'
-        f'trainer) exec {where} "{sys.executable}" -P -m planaria.cluster "$@" ;;\n'
-        f'*) exec "{sys.executable}" -P -m planaria.cluster "$@" ;;\n'
-        "esac\n"
-    )
-    python.chmod(0o755)
-    nursery.IMPORTS.clear()  # who is forked is where its parent is
-    sys.executable = str(python)
-
-
 def run_job(given: argparse.Namespace) -> None:
     counting = Counting("lo" if given.links == "shared" else "to-trainer-0")
     config = job(given)
-    spread_processes(given)
+    server = Path(alternating.__file__)  # answers early in turns
+    links.spread(given.folder, given.hub, given.links, [f'"{server}"'])
     JobRun(config, observers=[counting]).run()
+    links.require_traffic(max(look.up for look in counting.looks.values()))
     print(json.dumps(counting.result()))
 
 
@@ -195,21 +98,13 @@ def run_job(given: argparse.Namespace) -> None:
 
 
 def measure(given: argparse.Namespace, layers: str, mbit: int) -> str:
-    set_rate(given.links, mbit)
-    folder = Path(f"/tmp/{HUB}")
-    folder.mkdir(exist_ok=True)
-    command = [
-        *("ip", "netns", "exec", HUB, sys.executable, "-m", "benchmarks.slow_link"),
+    links.set_rate(MEMBERS, given.links, mbit)
+    said = links.in_hub(
+        "benchmarks.slow_link",
         *("--network", layers, "--steps", str(given.steps), "--zipf", str(given.zipf)),
-        *("--links", given.links, "--hub", HUB, "--folder", str(folder)),
-    ]
-    try:
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
-    finally:
-        shutil.rmtree(folder)
-    if ran.returncode:
-        raise SystemExit(f"a job failed:\n{ran.stdout}\n{ran.stderr}")
-    line = row(layers, mbit, json.loads(ran.stdout.splitlines()[-1]))
+        *("--links", given.links),
+    )
+    line = row(layers, mbit, json.loads(said.splitlines()[-1]))
     print(line, file=sys.stderr, flush=True)
     return line
 
@@ -248,16 +143,13 @@ def main() -> None:
     if given.network:
         run_job(given)
         return
-    if missing := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
-        raise SystemExit(f"{' and '.join(missing)} not found: apt-get install iproute2")
-    if os.geteuid() != 0:
-        raise SystemExit("only root may make network namespaces and slow links: use sudo")
+    links.check()
     lines = [
         "| network | mbit/s | samples/s, off | on | ratio | ms of a step, middle half | "
         "MB of a step: up; down | steps |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    with namespaces(given.links):
+    with links.namespaces(MEMBERS, given.links):
         for layers in given.networks:
             lines += [measure(given, layers, mbit) for mbit in given.rates]
     print("\n".join(lines))

@@ -17,6 +17,7 @@ from typing import Any
 from cluster_jobs import TINY, wait_until
 
 from planaria.checkpoints import list_checkpoints
+from planaria.cluster.asking import running_jobs, status
 
 LIMIT_S = 240.0  # for one command, on a machine that has other things to do
 PLAIN = ("strategy=none", "servers=2", "spares=0")  # quick to start
@@ -84,6 +85,25 @@ def train(folder: Path, *words: str, **more: str) -> Done:
     report.unlink(missing_ok=True)
     with started(*words, f"--report={report}", **more) as job:
         return finished(job, report)
+
+
+def planaria(*words: str) -> subprocess.CompletedProcess[str]:
+    """Another command, beside a job."""
+    return subprocess.run(
+        [sys.executable, "-c", MAIN, *words],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env={**os.environ, "COLUMNS": "400"},
+    )
+
+
+def only_job() -> Path:
+    """Once it trains."""
+    assert wait_until(lambda: len(running_jobs()) == 1, LIMIT_S)
+    (folder,) = running_jobs()
+    assert wait_until(lambda: status(folder).step > 3, LIMIT_S)
+    return folder
 
 
 def wait_for_line(job: subprocess.Popen[str], part: str) -> list[str]:

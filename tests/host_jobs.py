@@ -82,6 +82,12 @@ class Network(Addresses):
     def heal(self, number: int) -> None:
         self._ip(HUB, "link", "set", f"to{number}", "up")
 
+    def part(self, number: int) -> None:
+        """Only the job's command and this machine still reach each other."""
+        for other in self._machines[1:]:
+            if other != number:
+                self._ip(number, "route", "add", "blackhole", f"{self.address(other)}/32")
+
     def mute(self, number: int) -> None:
         """Everything reaches it, and nothing leaves it."""
         for half in ("10.77.0.0/25", "10.77.0.128/25"):
@@ -243,12 +249,18 @@ def cluster(
     *words: str,
     servers: Sequence[int] = (1, 1, 1, 1, 1),
     trainers: int = 1,
+    coordinators: int = 0,
     machines: Addresses | None = None,
 ) -> Iterator[Cluster]:
-    """servers: for how many there is room on each machine; others have room for one trainer."""
+    """servers: for how many there is room on each machine; others have room for one trainer. Before
+    them come machines with room for the coordinator.
+    """
     with ExitStack() as stack:
         found = Cluster(folder, stack, machines or Addresses())
         found.train(*words)
+        for _ in range(coordinators):
+            found.join("coordinator")
+            wait_for_line(found.job, "room for 1 coordinator")
         for count in servers:
             found.join("server", "--count", str(count))
         for _ in range(trainers):

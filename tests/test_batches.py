@@ -128,6 +128,22 @@ def test_it_does_not_matter_where_one_begins(dataset: Any, workers: int) -> None
     assert [numbers(made().batch(step)) for step in (12, 3, 7)] == [every[11], every[2], every[6]]
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_step_has_the_same_samples_whatever_the_number_of_ranks(shuffle: bool) -> None:
+    """Batches of two ranks, shared by three, and by one."""
+    first = [Batches(Numbers(100), 10, shuffle=shuffle, world_size=2, rank=rank) for rank in (0, 1)]
+    of_step = np.concatenate([batches.indices(3) for batches in first])
+    for world_size in (3, 1):
+        found = []
+        for rank in range(world_size):
+            batches = Batches(Numbers(100), 10, shuffle=shuffle, world_size=2)
+            batches.take_seat(rank, world_size)
+            found.append(batches.indices(3))
+            assert batches.steps == first[0].steps
+        assert np.array_equal(np.concatenate(found), of_step)
+        assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
 def test_epochs_and_seeds_are_shuffled_differently() -> None:
     one, same, other = (
         [numbers(batch) for batch in Batches(Numbers(64), 8, epochs=2, shuffle=True, seed=seed)]

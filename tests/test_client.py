@@ -15,8 +15,10 @@ import pytest
 from planaria.dense import DenseCopies
 from planaria.errors import JobOver, StepError
 from planaria.kernels.types import Bytes
+from planaria.layout import Layout
 from planaria.trainer.client import Client
-from planaria.trainer.machine import LAST_PART, TrainerJob, TrainerMachine
+from planaria.trainer.job import Gradients, TrainerJob
+from planaria.trainer.machine import LAST_PART, TrainerMachine
 from planaria.wire.messages import Answer, DenseCopy, Install, Lookup, Push, View, Vote
 
 FIRST = View(1, 1)
@@ -35,7 +37,7 @@ class Talker:
         dense = DenseCopies()
         if fresh:
             dense.put(0, state_of(0))
-        job = TrainerJob(servers=1, dims=[2], trainers=1, keepers=1)
+        job = TrainerJob(Layout.fresh(1, 0), rows=[8], dims=[2])
         self.machine = TrainerMachine("trainer-0", job, dense, fresh_rank=0 if fresh else None)
         self.wakes = 0
         self.client = Client(self.machine, self._wake)
@@ -56,6 +58,7 @@ class Talker:
             servers=["server-0"],
             trainers=["trainer-0"],
             rebuilding=[],
+            keepers=1,
         )
         self.receive("coordinator", install)
 
@@ -81,7 +84,7 @@ class Talker:
 
 
 ROW = {0: [np.zeros(1, np.int64)]}
-GRADIENT = {0: [np.ones((1, 2), np.float32)]}
+PUSHED = Gradients(ROW, {0: [np.ones((1, 2), np.float32)]}, [0.1])
 DENSE = np.arange(3, dtype=np.float32)
 
 
@@ -111,7 +114,7 @@ def test_a_step_of_two_threads() -> None:
         assert (rank, step, state.tolist()) == (0, 0, state_of(0).tolist())
         client.ask(1, 0, ROW)
         seen = float(client.rows(1, 0)[0][0][0, 0])
-        client.push(1, ROW, GRADIENT, [0.1], DENSE)
+        client.push(1, PUSHED, DENSE)
         total = client.sum(1).tolist()
         client.end_step(1, state_of(1))
         client.finish()
@@ -146,7 +149,7 @@ def test_a_trainer_knows_whose_rows_votes_or_gradients_it_waits_for() -> None:
         talker.answer(step, 0)
         client.rows(step, 0)
         assert machine.waits_for() == ("gradients", [])
-        client.push(step, ROW, GRADIENT, [0.1], DENSE)
+        client.push(step, PUSHED, DENSE)
         if step == 1:
             client.end_step(step, state_of(step))
     assert machine.waits_for() == ("votes", [0])
@@ -289,12 +292,12 @@ def test_the_talker_goes_on_while_the_caller_computes() -> None:
     client.ask(1, 0, ROW)
     talker.answer(1, 0)
     client.rows(1, 0)
-    client.push(1, ROW, GRADIENT, [0.1], DENSE)
+    client.push(1, PUSHED, DENSE)
     client.end_step(1, state_of(1) + np.uint8(client.sum(1)[0]))
     client.ask(2, 0, ROW)
     talker.answer(2, 0)
     client.rows(2, 0)
-    client.push(2, ROW, GRADIENT, [0.1], DENSE)
+    client.push(2, PUSHED, DENSE)
     assert [push.step for push in talker.taken() if isinstance(push, Push)] == [1]
     talker.receive("server-0", Vote(view=FIRST, place=0, protected=1))
     assert [push.step for push in talker.taken() if isinstance(push, Push)] == [1, 2]
@@ -308,7 +311,7 @@ def test_who_is_to_pause_after_a_step_ends_it_and_waits() -> None:
     client.ask(1, 0, ROW)
     talker.answer(1, 0)
     client.rows(1, 0)
-    client.push(1, ROW, GRADIENT, [0.1], DENSE)
+    client.push(1, PUSHED, DENSE)
     state = state_of(1) + np.uint8(client.sum(1)[0])
     with calling(talker) as call:
         ended = call(client.end_step, 1, state)

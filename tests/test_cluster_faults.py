@@ -47,6 +47,7 @@ from planaria.schedule import Freeze
 from planaria.wire.codec import Envelope
 from planaria.wire.control import (
     HeldOut,
+    Listening,
     Ready,
     ServerHolds,
     Silent,
@@ -89,6 +90,29 @@ def test_processes_are_children_of_the_supervisor_with_and_without_nurseries() -
     started = [f"{role}-{number}" for role in ("server", "trainer") for number in range(3)]
     assert set(parents) >= set(started)
     assert set(parents.values()) == {os.getpid()}
+
+
+@pytest.mark.parametrize("nurseries", [True, False])
+def test_a_coordinator_that_is_replaced_is_forked_where_there_is_a_nursery(nurseries: bool) -> None:
+    """It took a core for half a second, several steps, to import what it needs."""
+    next_one: list[tuple[str, int]] = []
+
+    def strike(processes: Attempt, event: JobEvent) -> None:
+        if isinstance(event.what, Listening) and event.what.role == "coordinator":
+            process = Path(f"/proc/{processes.launcher.pid(event.member)}")
+            parent = int((process / "stat").read_text().split()[3])
+            next_one[:] = [((process / "cmdline").read_text(), parent)]
+        if isinstance(event.what, StepDone) and event.what.step >= 20 and not run.struck:
+            assert isinstance(processes.launcher, LocalLauncher)
+            if not nurseries:
+                processes.launcher.close_nursery("server")
+            run.beating.strike(processes, [processes.machine.coordinator])
+
+    run = BeatenRun(tiny("servers=2", "parity=1"), on_event=strike)
+    assert run.run()["digest"] == undisturbed()
+    [(command, parent)] = next_one
+    assert ("nursery" in command) == nurseries
+    assert parent == os.getpid()
 
 
 def test_two_jobs_at_once_in_one_process_do_not_take_each_others_trainers() -> None:

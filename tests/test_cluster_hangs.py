@@ -27,7 +27,7 @@ from cluster_jobs import (
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import Exited, Watcher
 from planaria.cluster.trainer_node import WAITED_S
-from planaria.control.supervising import Failure
+from planaria.control.children import Failure
 from planaria.errors import LossError
 from planaria.wire.control import Silent, Waiting
 

@@ -11,9 +11,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from cluster_commands import LIMIT_S, MAIN, finished, started, wait_for_line
+from cluster_commands import LIMIT_S, MAIN, finished, started, train, wait_for_line
 from cluster_jobs import children_of, leaving_nothing, undisturbed, wait_until
-from host_jobs import Addresses, Cluster, cluster
+from host_jobs import JOB, Addresses, Cluster, cluster
 
 from planaria.cluster.files import forget_old, home
 from planaria.cluster.keyfile import make_key
@@ -57,9 +57,19 @@ def test_a_machine_with_several_servers_dies(tmp_path: Path) -> None:
     assert len([who for who in lost if who.startswith("server")]) == 2
 
 
-def test_what_cannot_be_required_is_refused(tmp_path: Path) -> None:
+def test_a_job_waits_for_as_many_hosts_as_it_requires(tmp_path: Path) -> None:
+    """Though there is room enough on fewer: who joins first may not decide what it bears."""
     with cluster(tmp_path, "cluster.require=host", servers=(3, 3)) as found:
-        done = finished(found.job)
+        for _ in found.hosts:
+            wait_for_line(found.job, "has joined")
+        found.join("server", "--count=1")
+        wait_for_line(found.job, "any 1 host of 3 with all servers on it")
+        done = found.finished()
+    assert done.report["digest"] == undisturbed("steps=60")
+
+
+def test_what_cannot_be_required_is_refused(tmp_path: Path) -> None:
+    done = train(tmp_path, *JOB, "cluster.require=host", "cluster.domains=[a, a, b, b]")
     assert done.code == 2
     assert "cluster.require: host cannot be" in done.sentence
 

@@ -94,6 +94,24 @@ def test_the_trainer_s_machine_is_cut_off(tmp_path: Path, network: Network) -> N
     assert done.report["digest"] == undisturbed(STEPS)
 
 
+@pytest.mark.parametrize("how", ["cut", "part"])
+def test_the_coordinator_s_machine_is_cut_off(tmp_path: Path, network: Network, how: str) -> None:
+    """From everybody; or from the members alone: it does not take all of them for lost then. It may
+    have given up the first one by the time that it knows.
+    """
+    words = (STEPS, LIMIT, PAUSE, "--kill=server:1@300")
+    with cluster(tmp_path, *words, coordinators=1, machines=network) as found:
+        wait_for_line(found.job, AT)
+        getattr(network, how)(found.number_of("coordinator-0"))
+        wait_for_line(found.job, "coordinator")
+        done = found.finished()
+    forget_old(home() / "jobs")
+    assert done.report["digest"] == undisturbed(STEPS)
+    lost = {one["who"] for one in done.report["failures"]}
+    assert {"coordinator", "server:1"} <= lost
+    assert len(lost) <= 4
+
+
 def test_a_cut_that_is_short_changes_nothing(tmp_path: Path, network: Network) -> None:
     with cluster(tmp_path, STEPS, LIMIT, PAUSE, machines=network) as found:
         wait_for_line(found.job, AT)

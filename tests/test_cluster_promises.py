@@ -203,10 +203,17 @@ def test_who_is_told_to_stop_saves_the_current_step_first(
     assert again.report["digest"] == undisturbed(f"steps={step + 10}")
 
 
-def test_a_command_that_is_killed_leaves_somebody_to_name_the_way_back(tmp_path: Path) -> None:
-    """Out of memory, or of descriptors where a library aborts: it ended without a word."""
+@pytest.mark.parametrize("kills", [(), ("--kill=coordinator@3",)], ids=["first", "replaced"])
+def test_a_command_that_is_killed_leaves_somebody_to_name_the_way_back(
+    tmp_path: Path, kills: tuple[str, ...]
+) -> None:
+    """Out of memory, or of descriptors where a library aborts: it ended without a word. A
+    coordinator that was forked off a nursery speaks as the first one would.
+    """
     saves = saved_to(tmp_path, "checkpoint.every_steps=5")
-    with started(*PLAIN, *saves, ENDLESS) as job:
+    with started(*PLAIN, *saves, ENDLESS, *kills) as job:
+        if kills:
+            wait_for_line(job, "view ")  # the one that replaces it has begun
         wait_for_line(job, "checkpoint of step ")
         job.kill()
         done = finished(job)

@@ -111,6 +111,20 @@ def test_an_actor_that_is_killed_costs_nothing(nodes: Any, tmp_path: Path) -> No
     assert [one["who"] for one in done.report["failures"]] == ["trainer:0", "server:1"]
 
 
+def test_the_coordinators_actor_is_killed(nodes: Any, tmp_path: Path) -> None:
+    """The next coordinator is beside the command; the one after it is an actor again."""
+    report = tmp_path / "report.json"
+    with started(*JOB, on_ray(nodes), PAUSE, f"--report={report}") as job:
+        wait_for_line(job, "frozen")
+        (coordinator,) = pids_of("coordinator-0")
+        assert parent_of(coordinator) != job.pid
+        os.kill(parent_of(coordinator), signal.SIGKILL)
+        done = finished(job, report)
+    assert done.code == 0, done.error
+    assert done.report["digest"] == undisturbed("steps=60")
+    assert "coordinator" in [one["who"] for one in done.report["failures"]]
+
+
 def test_a_node_that_is_lost_costs_nothing(nodes: Any, tmp_path: Path) -> None:
     """With all that runs on it. Three servers of a group stand on three nodes."""
     report = tmp_path / "report.json"

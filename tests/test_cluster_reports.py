@@ -22,7 +22,7 @@ from cluster_jobs import BeatenRun, leaving_nothing, tiny, undisturbed
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import JobEvent
 from planaria.cluster.run import JobRun
-from planaria.control.supervising import Failure
+from planaria.control.children import Failure
 from planaria.schedule import Kill
 from planaria.wire.control import Rebuilt, StepDone
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_commands import LIMIT_S, MAIN, PLAIN, finished, started, wait_for_line, whole_steps
+from cluster_commands import (
+    LIMIT_S,
+    MAIN,
+    PLAIN,
+    finished,
+    only_job,
+    planaria,
+    started,
+    wait_for_line,
+    whole_steps,
+)
 from cluster_jobs import leaving_nothing, wait_until
 from host_jobs import cluster
 
-from planaria.cluster.asking import running_jobs, status
+from planaria.cluster.asking import running_jobs
 
 ENDLESS = "steps=1000000"
 
@@ -22,24 +31,6 @@ ENDLESS = "steps=1000000"
 def home() -> Iterator[Path]:
     with leaving_nothing() as folder:
         yield folder
-
-
-def planaria(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", MAIN, *words],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        env={**os.environ, "COLUMNS": "400"},
-    )
-
-
-def only_job() -> Path:
-    """Once it trains."""
-    assert wait_until(lambda: len(running_jobs()) == 1, LIMIT_S)
-    (folder,) = running_jobs()
-    assert wait_until(lambda: status(folder).step > 3, LIMIT_S)
-    return folder
 
 
 def test_a_job_is_listed_shown_and_stopped(tmp_path: Path) -> None:

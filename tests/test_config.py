@@ -127,6 +127,7 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
             "chunk": draw(whole),
             "jobs": draw(whole),
             "bytes_per_s": draw(st.integers(0, 2**50)),
+            "by": "replacement",
         },
         "history": {"steps": draw(whole)},
         "scrub": {"every_steps": draw(st.integers(0, 10**9))},
@@ -142,7 +143,10 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
             "stall_s": draw(positive),
         },
         "threads": {"server": draw(whole), "trainer": draw(whole)},
-        "trainer": {"device": draw(st.sampled_from(["cpu", "cuda", "cuda:3", "mps", "xpu:0"]))},
+        "trainer": {
+            "device": draw(st.sampled_from(["cpu", "cuda", "cuda:3", "mps", "xpu:0"])),
+            "elastic": draw(st.sampled_from(["on", "off"])),
+        },
         "cpr": {
             "variant": draw(st.sampled_from(["vanilla", "scar", "mfu", "ssu"])),
             "target_pls": draw(st.floats(1e-6, 1)),
@@ -254,6 +258,8 @@ def is_right(path: str, value: object) -> bool:
         case "data.path" | "data.schema" | "checkpoint.path":
             return value is None or (isinstance(value, str) and value != "")
         case "cluster.encryption" | "cluster.early_answers" | "script.resume" | "data.shuffle":
+            return isinstance(value, bool)
+        case "trainer.elastic":
             return isinstance(value, bool)
         case "reproducible":
             return value is False

@@ -65,6 +65,17 @@ def test_combinations_are_judged_by_what_was_given_alone() -> None:
     assert [line.partition(":")[0] for line in twice] == ["checkpoint.every_s", "checkpoint.path"]
 
 
+def test_jobs_that_go_back_are_not_elastic() -> None:
+    """They begin with the trainers that they had at first."""
+    elastic = ("trainer.elastic=on", "checkpoint.path=x", "checkpoint.every_steps=5")
+    for strategy in ("checkpoint", "cpr"):
+        (said,) = refusals(None, f"strategy={strategy}", *elastic)
+        assert said.startswith(f"trainer.elastic: expected off, because strategy is {strategy}")
+    assert Config.load(None, elastic).most_trainers == 16
+    assert Config.load(None, ["batch=3", *elastic]).most_trainers == 3
+    assert Config.load(None).most_trainers == 2
+
+
 def test_every_rule_names_all_the_keys_that_it_looks_at() -> None:
     """Values that no rule forgives: where a key is unsure, the rules about it must be silent."""
     broken = Config.from_dict({})
@@ -77,9 +88,10 @@ def test_every_rule_names_all_the_keys_that_it_looks_at() -> None:
         cluster=replace(broken.cluster, heartbeat_ms=9000, retry_ms=60000),
         checkpoint=replace(broken.checkpoint, every_s="auto", every_steps=3, policy="one-shot"),
         cpr=replace(broken.cpr, variant="mfu"),
+        trainer=replace(broken.trainer, elastic="on"),
     )
     said = wrong_combinations(broken, ())
-    assert len(said) == 9
+    assert len(said) == 10
     for path in KINDS:
         section, _, name = path.rpartition(".")
         name = {"tables": "declared_tables"}.get(path, name)
@@ -128,3 +140,11 @@ def test_two_keys_that_stand_twice_are_both_named(tmp_path: Path) -> None:
 )
 def test_a_job_says_what_its_parity_costs(overrides: list[str], says: str) -> None:
     assert describe_protection(Config.load(None, overrides)) == says
+
+
+def test_survivors_that_rebuild_must_be_enough() -> None:
+    said = "rebuild.by: expected replacement, unless there is parity and 6 servers or more"
+    by_survivors = ("rebuild.by=survivors", "k=4")
+    assert refusals(None, *by_survivors, "servers=5")[0].startswith(said)
+    assert refusals(None, *by_survivors, "strategy=none")[0].startswith("rebuild.by: expected")
+    assert Config.load(None, [*by_survivors, "servers=6"]).layout.k == 4

@@ -17,7 +17,8 @@ from planaria.control.leaving import APART_S
 from planaria.control.rolling_back import RollBackMachine
 from planaria.control.saving import Pending, SaveMachine
 from planaria.control.supervising import Kill, Start, SupervisorMachine
-from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine, first_state
+from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine
+from planaria.coordinator.state import first_state
 from planaria.simulator.control import ControlWorld
 from planaria.simulator.control_campaigns import StrikesAt, run_control_seed
 from planaria.simulator.control_faults import KILLED
@@ -50,12 +51,13 @@ def test_no_schedule_hangs_ends_for_nothing_or_is_silent_about_the_last_save() -
     assert [broken for seed in SEEDS if (broken := run_control_seed(seed))] == []
 
 
+@pytest.mark.parametrize("distant", [False, True])
 @pytest.mark.parametrize("victim", ["sender", "coordinator", "member", "supervisor"])
 @pytest.mark.campaign
-def test_a_blow_at_any_message_to_the_supervisor_is_borne(victim: str) -> None:
+def test_a_blow_at_any_message_to_the_supervisor_is_borne(victim: str, distant: bool) -> None:
     struck = 0
     for boundary in range(1, BOUNDARIES, 1 if victim == "sender" else 3):
-        world = StrikesAt(boundary, victim)
+        world = StrikesAt(boundary, victim, distant=distant)
         world.run()
         struck += world.heard >= boundary
         assert world.sentence is None, (boundary, world.sentence, world.story)
@@ -129,7 +131,9 @@ class PublishesWhatItHas(SaveMachine):
     """A part that has failed is passed over."""
 
     def _close_if_all_have_spoken(self, step: int, pending: Pending, now: float) -> None:
-        if pending.parts and pending.parts.keys() | pending.problems.keys() >= self._places:
+        if pending.parts and pending.parts.keys() | pending.problems.keys() >= self._places(
+            pending
+        ):
             self._complete[step] = self._pending.pop(step)
             self._publish_next(now)
         else:

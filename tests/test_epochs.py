@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from planaria.cluster.files import JobFiles
-from planaria.coordinator.machine import CoordinatorState, first_state
+from planaria.coordinator.state import first_state
 from planaria.errors import ClusterError
+from planaria.wire.control import CoordinatorState
 
 
 def state(epoch: int, n: int = 1) -> CoordinatorState:

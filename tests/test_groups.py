@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pytest
 
 from planaria.errors import LayoutError
-from planaria.layout import choose_groups, default_k, default_scatter, moved_share, regroup
-from planaria.layout.regroup import fair_shares
+from planaria.layout import Layout, choose_groups, default_k, default_scatter, moved_share, regroup
+from planaria.layout.board import fair_shares
 
 Groups = npt.NDArray[np.int32]
 ALL = 10**6  # more mates than there are servers
@@ -63,16 +63,26 @@ def test_a_server_has_as_many_mates_in_any_large_cluster(k: int, r: int) -> None
 
 def test_as_many_mates_as_there_are_others_are_all_of_them() -> None:
     for servers in (9, 20, 37):
-        every = choose_groups(servers, 4, 1, scatter=servers - 1)
-        assert np.array_equal(every, choose_groups(servers, 4, 1, scatter=ALL))
+        for scatter in (servers - 1, servers, ALL):
+            every = choose_groups(servers, 4, 1, scatter=scatter)
+            assert np.count_nonzero(shared(every, servers)) == servers * (servers - 1)
 
 
 def test_the_default_scatter_width_leaves_small_clusters_as_they_are() -> None:
     for k, r in ((1, 1), (4, 1), (8, 2)):
-        most = default_scatter(k, r) + 1
+        most = default_scatter(k, r) - 1
         assert np.array_equal(choose_groups(most, k, r), choose_groups(most, k, r, scatter=ALL))
         beyond = choose_groups(most + 1, k, r)
         assert not np.array_equal(beyond, choose_groups(most + 1, k, r, scatter=ALL))
+
+
+def test_from_four_times_a_group_on_an_owner_has_as_many_holders_in_any_cluster() -> None:
+    for k, r in ((1, 1), (4, 1), (8, 2)):
+        first = 4 * (k + r)
+        most = len(Layout.fresh(1000, r, k).holders(0))
+        for servers in range(first, first + 5):
+            assert len(Layout.fresh(servers, r, k).holders(0)) <= most + 1
+        assert len(Layout.fresh(first - 1, r, k).holders(0)) == first - 2
 
 
 def test_a_scatter_width_that_no_group_fits_is_refused() -> None:
@@ -183,6 +193,52 @@ def test_nor_do_those_of_the_default_scatter_width(
     assert checksum(choose_groups(servers, k, r)) == fresh
 
 
+@pytest.mark.parametrize(
+    ("servers", "k", "r", "more", "moved", "lost", "back"),
+    [
+        (6, 4, 1, "82563f3558c132a5", "f260dbf7ff9bfba2", "d5cce507c492be29", "f7c2ddb719bccd15"),
+        (9, 4, 2, "ac2dfef14e5a2213", "72bd197e355fc343", "855356a2bfeced44", "7c63aa21c920f820"),
+        (12, 8, 1, "f9f11e6bc608616f", "611dd76439a8d507", "bd79deb5ef5abcb2", "db67d8c74754af7a"),
+        (19, 4, 1, "83e6c598a1e01b94", "1898c6d25478dc22", "efd633172b7c16d9", "7f16d857d5eea2d5"),
+        (40, 8, 2, "14a3968817355b13", "8fb0ac9bbf818f6d", "870747cc7f0e117f", "d11d7a792553245e"),
+    ],
+)
+def test_nor_do_those_after_resizes_where_all_servers_meet(
+    servers: int, k: int, r: int, more: str, moved: str, lost: str, back: str
+) -> None:
+    quarter = servers // 4
+    end = servers + quarter
+    gone = servers // 2 + quarter
+    groups = choose_groups(servers, k, r, scatter=ALL)
+    for places, expected in (
+        (range(end), more),
+        (range(quarter, end), moved),
+        ([place for place in range(quarter, end) if place != gone], lost),
+        ([place for place in range(quarter, end + 1) if place != gone], back),
+    ):
+        groups = regroup(groups, k, places)
+        assert checksum(groups) == expected
+
+
+@pytest.mark.parametrize(
+    ("servers", "k", "r", "more", "moved"),
+    [
+        (6, 4, 1, "571785ecbadde362", "d760705baf29d4f5"),
+        (9, 4, 2, "668b56c0b276430b", "430854b22c131869"),
+        (19, 4, 1, "1512ac7de9089f4a", "226351f57dc784de"),
+        (40, 8, 2, "06208944f61004f3", "69aa872cf621951e"),
+    ],
+)
+def test_nor_do_those_after_resizes_with_fault_domains(
+    servers: int, k: int, r: int, more: str, moved: str
+) -> None:
+    end = servers + servers // 4
+    domains = [place % (k + r + 1) for place in range(end)]
+    groups = choose_groups(servers + 1, k, r, domains[: servers + 1])
+    assert checksum(regroup(groups, k, range(end), domains)) == more
+    assert checksum(regroup(groups, k, range(1, end), domains)) == moved
+
+
 # --- resizing ---
 
 
@@ -230,7 +286,7 @@ SIZES = [
 
 @pytest.mark.parametrize(("servers", "k", "r"), SIZES)
 def test_a_resize_moves_hardly_more_than_it_must(servers: int, k: int, r: int) -> None:
-    groups = choose_groups(servers, k, r, scatter=ALL)  # a resize does not look at the width
+    groups = choose_groups(servers, k, r, scatter=ALL)  # test_width.py has the others
     quarter = max(2, servers // 4)
     more = resize(groups, k, range(servers + 1))
     resize(groups, k, range(servers + quarter))

@@ -209,15 +209,23 @@ def test_servers_stand_in_the_domains_that_were_named() -> None:
     placing = PlacingMachine("run", 0.0)
     for name, domain in (("a", "x"), ("b", "x"), ("c", "y")):
         placing.receive(name, Hosting(name=name, offers={"server": 2}, domain=domain), 0.0)
-    assert placing.spread(5) == ["x", "x", "x", "y", "x"]
+    assert placing.spread(5) == ["x", "y", "x", "y", "x"]
     placing.receive("d", Hosting(name="d", offers={"server": 9}, domain="z"), 0.0)
     placing.begin("folder", FILES)
     for number in range(5):
         placing.start("server", f"server-{number}", number)
     placing.start("server", "server-5", None)
     found = placed(placing)
-    assert sorted(found["a"] + found["b"]) == ["server-0", "server-1", "server-2", "server-4"]
-    assert (found["c"], found["d"]) == (["server-3"], ["server-5"])
+    assert sorted(found["a"] + found["b"]) == ["server-0", "server-2", "server-4"]
+    assert (sorted(found["c"]), found["d"]) == (["server-1", "server-3"], ["server-5"])
+
+
+def test_a_domain_with_much_room_gets_no_more_servers_than_it_must() -> None:
+    placing = PlacingMachine("run", 0.0)
+    for name, room in (("a", 9), ("b", 1), ("c", 2)):
+        placing.receive(name, Hosting(name=name, offers={"server": room}, domain=name), 0.0)
+    assert placing.domains == 3
+    assert placing.spread(6) == ["a", "c", "b", "a", "c", "a"]
 
 
 def test_who_finds_no_room_waits_for_it() -> None:
@@ -239,6 +247,27 @@ def test_a_host_of_another_supervisor_has_no_room_until_it_begins_anew() -> None
     host.receive(Wanted(by="another", number=7), 0.0)
     host.receive(wanted, 0.1)
     assert host.lost
+
+
+def test_a_coordinator_is_never_where_the_last_one_was_and_waits_for_nobody() -> None:
+    placing = PlacingMachine("run", 0.0)
+    placing.begin("folder", FILES)
+    assert not placing.coordinate("coordinator-0")  # beside the supervisor, then
+    joined(placing, "a", coordinator=1)
+    joined(placing, "c", server=3)
+    assert placing.coordinate("coordinator-1")
+    placing.receive("a", ended_there("a", "coordinator-1"), 0.0)
+    assert not placing.coordinate("coordinator-2")
+    assert placing.coordinate("coordinator-3")
+    joined(placing, "b", coordinator=1)
+    assert placing.coordinate("coordinator-4")  # though nobody has told of the end of the last
+    assert placed(placing) == {"a": ["coordinator-3"], "b": ["coordinator-4"], "c": []}
+    assert not placing.coordinate("coordinator-5")
+
+
+def ended_there(host: str, member: str) -> Hosting:
+    gone = Gone(member=member, code=-9, last_words="")
+    return Hosting(name=host, offers={"coordinator": 1}, folder="folder", ended=[gone])
 
 
 def test_who_waits_in_vain_has_ended() -> None:

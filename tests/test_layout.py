@@ -102,7 +102,9 @@ def test_regions_are_numbered_by_kind_then_group() -> None:
     own = layout.regions(0)
     assert own.group.tolist() == [0, 1, 2]
     assert own.position.tolist() == [0, 1, 2]
-    assert own.data_regions == 2
+    assert own.is_data.tolist() == [True, True, False]
+    assert own.in_order
+    assert own.data_end == 2
     assert layout.regions(1).group.tolist() == [0, 2, 1]  # data of 0 and 2, then parity of 1
     assert layout.region_of.tolist() == [[0, 0, 2], [0, 1, 2], [1, 1, 2]]
     arena = layout.arena(14)  # 7 stripes, 3 slots

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from planaria.dense import DenseCopies
+from planaria.layout import Layout
 from planaria.torch.job import Job
 from planaria.torch.step import Step
-from planaria.trainer.machine import TrainerJob, TrainerMachine
+from planaria.trainer.job import TrainerJob
+from planaria.trainer.machine import TrainerMachine
 from planaria.wire.messages import Answer, Install, View
 
 pytestmark = pytest.mark.torch
@@ -31,7 +33,7 @@ def test_an_answer_that_comes_twice_is_no_answer_to_the_next_lookup(
     """The second case is the control: with one number for both, it passes for one."""
     dense = DenseCopies()
     dense.put(0, np.zeros(1, np.uint8))
-    job = TrainerJob(servers=1, dims=[2], trainers=1, keepers=1)
+    job = TrainerJob(Layout.fresh(1, 0), rows=[8], dims=[2])
     machine = TrainerMachine("trainer-0", job, dense, fresh_rank=0)
     install = Install(
         view=VIEW, committed=0, servers=["server-0"], trainers=["trainer-0"], rebuilding=[]
@@ -54,14 +56,15 @@ class Asked:
     """A client and a router in one, which remember what was asked for."""
 
     rows: Any = ()
+    layout: Any = None
 
     def __init__(self) -> None:
         self.keys: list[tuple[int, int]] = []
 
-    def ask(self, step: int, part: int, rows: Any) -> None:
+    def ask(self, step: int, part: int, rows: Any, layout: Any) -> None:
         self.keys.append((step, part))
 
-    def route(self, rows: Any) -> Any:
+    def route(self, rows: Any, layout: Any) -> Any:
         return self
 
     def gather(self, found: Any) -> Any:

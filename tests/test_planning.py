@@ -222,7 +222,7 @@ def test_where_nothing_is_beneath_the_chance_to_lose_all_has_a_budget() -> None:
     assert why.startswith("loses all that was trained with a chance of ")
     assert why.endswith("beneath it with --backup-hours 720; the budget is 1 %")
     assert not refused("erasure r=1", backup_hours=700)
-    assert not refused("erasure r=1", backup_hours=720, loss_percent=10)
+    assert not refused("erasure r=1", backup_hours=720, loss_percent=30)
     assert not refused("erasure r=2", backup_hours=720)
     short_job = {"hours": 1, "restart_seconds": 0}
     assert "no checkpoint is beneath it; the budget is 1 %" in refused("none", **short_job)[0]
@@ -231,7 +231,7 @@ def test_where_nothing_is_beneath_the_chance_to_lose_all_has_a_budget() -> None:
 
 
 def test_what_a_loss_would_buy_stands_beside_the_recommendation(fixture: Recommendation) -> None:
-    offer = "with --lost-samples-percent 10, cpr would cost 0.53 % of the job instead of 1.68 %"
+    offer = "with --lost-samples-percent 10, cpr would cost 0.53 % of the job instead of 1.87 %"
     assert offer in fixture.reasons
     free_parity = make_plan(replace(FIXTURE, runs=20, protection_percent=0, backup_hours=720))
     assert any("would buy nothing: with" in reason for reason in free_parity.reasons)

@@ -10,6 +10,7 @@ import pytest
 
 from planaria.cluster import preflight
 from planaria.cluster.facts import Facts, read_facts
+from planaria.cluster.lending import LENT_BYTES
 from planaria.config import Config
 from planaria.errors import ConfigError
 from planaria.server.store import Store
@@ -66,6 +67,18 @@ def test_a_model_that_does_not_fit_is_refused_with_its_sizes() -> None:
         "but 64.0 GB are free; lower rows, dim or parity, raise k, do without spares, or",
     ):
         assert part in said
+
+
+def test_what_mates_lend_is_counted_where_they_do() -> None:
+    def needed(*keys: str) -> int:
+        return preflight.memory_needed(job("cluster.transport=ipc", *keys)).processes
+
+    pieces = ("rebuild.chunk=1", "rebuild.jobs=1")
+    assert needed() - needed(*pieces) > 1 << 20
+    assert needed("strategy=none") == needed("strategy=none", *pieces)
+    assert needed("cluster.encryption=on") == needed("cluster.encryption=on", *pieces)
+    most = needed("rebuild.chunk=10000000") - needed("cluster.encryption=on")
+    assert most == job().servers * LENT_BYTES
 
 
 def test_the_advice_names_what_takes_most() -> None:
@@ -169,6 +182,21 @@ def test_a_disk_too_small_for_one_checkpoint_is_refused_and_for_all_is_noted(
 
 
 # ------------------------------------------------------------------------------- what a machine has
+
+
+def test_servers_that_would_not_fit_are_refused_before_anything_moves() -> None:
+    config = job("servers=6", "parity=2", "k=3")
+    preflight.check_servers(config, 6, 8, ENOUGH)
+    preflight.check_servers(config, 6, 8, Facts())
+    with pytest.raises(ConfigError) as caught:
+        preflight.check_servers(config, 6, 8, Facts(memory_bytes=100 << 20, tasks=3))
+    memory, tasks = str(caught.value).splitlines()
+    assert "that takes" in memory
+    assert "104.9 MB are free" in memory
+    assert "2 more processes" in tasks
+    with pytest.raises(ConfigError, match="open files"):
+        preflight.check_servers(config, 6, 8, Facts(descriptors=50))
+    preflight.check_servers(config, 8, 6, Facts(memory_bytes=GB, tasks=0))
 
 
 def put(root: Path, files: dict[str, str]) -> None:

@@ -43,8 +43,8 @@ class PushesAgain(TrainerMachine):
     def on_retry(self) -> None:
         for step in sorted(self.pushes):
             if step <= self.pushed and self.install:
-                self._send_pushes(step, range(self.job.servers))
-                self._send_contributions(step, range(self.job.trainers))
+                self._send_pushes(step, range(self.servers))
+                self._send_contributions(step, range(self.reduction.trainers))
 
 
 class SlowAndImpatient(SlowServers):

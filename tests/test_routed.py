@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.config import Config
+from planaria.layout.resizing import Resize, resized
 from planaria.torch.routed import JobRouter
 
 ROWS = {"a": 40, "b": 7, "c": 23}
@@ -33,7 +34,7 @@ def test_each_row_goes_to_one_server_and_its_value_comes_back_to_its_place(
         )
         for arena in config.arenas
     ]
-    routed = JobRouter(config).route(rows)
+    routed = JobRouter(config).route(rows, config.layout)
     assert sorted(routed.rows) == list(range(config.servers))
     assert routed.counts == [
         sum(len(own) for own in routed.rows[place]) for place in range(config.servers)
@@ -55,7 +56,7 @@ def test_each_row_goes_to_one_server_and_its_value_comes_back_to_its_place(
 def test_a_row_has_one_record_whatever_is_asked_for_with_it() -> None:
     config = JOBS[5, 2]
     router = JobRouter(config)
-    everything = router.route([np.arange(arena.rows) for arena in config.arenas])
+    everything = router.route([np.arange(arena.rows) for arena in config.arenas], config.layout)
     place_of: list[dict[int, tuple[int, int]]] = [{} for _ in config.arenas]
     for arena, part in enumerate(everything.parts):
         for place, run in enumerate(everything.runs[arena]):
@@ -65,14 +66,14 @@ def test_a_row_has_one_record_whatever_is_asked_for_with_it() -> None:
         for row in range(content.rows):
             rows = [np.empty(0, np.int64) for _ in config.arenas]
             rows[arena] = np.array([row])
-            alone = router.route(rows).rows
+            alone = router.route(rows, config.layout).rows
             [(place, record)] = [(p, int(r)) for p, own in alone.items() for r in own[arena]]
             assert (place, record) == place_of[arena][row]
 
 
 def test_nothing_is_asked_for_and_nothing_comes() -> None:
     config = JOBS[3, 1]
-    routed = JobRouter(config).route([np.empty(0, np.int64) for _ in config.arenas])
+    routed = JobRouter(config).route([np.empty(0, np.int64) for _ in config.arenas], config.layout)
     assert routed.counts == [0, 0, 0]
     values = [np.empty((0, arena.dim), np.float32) for arena in config.arenas]
     assert [own.shape for own in routed.gather(routed.split(values))] == [
@@ -81,9 +82,26 @@ def test_nothing_is_asked_for_and_nothing_comes() -> None:
 
 
 def test_a_route_is_found_again_by_the_very_arrays_that_it_was_made_of() -> None:
-    router = JobRouter(JOBS[3, 1])
-    rows = [np.array([3, 1, 2]), np.array([0, 4])]
-    routed, other = router.route(rows), router.route([np.array([7]), np.array([5])])
-    assert router.route(rows) is routed, "gradients of a step, after the rows of the next one"
-    assert router.route([rows[0], rows[1].copy()]) is not routed
-    assert other.counts == router.route([np.array([7]), np.array([5])]).counts
+    config = JOBS[3, 1]
+    router, layout = JobRouter(config), config.layout
+    rows, others = [np.array([3, 1, 2]), np.array([0, 4])], [np.array([7]), np.array([5])]
+    routed, other = router.route(rows, layout), router.route(others, layout)
+    assert router.route(rows, layout) is routed, "gradients of a step, after the rows of the next"
+    assert router.route([rows[0], rows[1].copy()], layout) is not routed
+    again = router.route([one.copy() for one in others], layout)
+    assert other.counts == again.counts
+
+
+def test_gradients_go_by_the_layout_that_their_rows_were_asked_for_by() -> None:
+    """Servers may have come or gone between the two; rows that are asked for next go by the new."""
+    config = JOBS[3, 1]
+    router, before = JobRouter(config), config.layout
+    after = resized(before, Resize((0, 1, 2), 2))
+    rows = [np.arange(arena.rows) for arena in config.arenas]
+    asked = router.route(rows, before)
+    assert router.route(rows, after) is asked
+    assert asked.layout is before
+    later = router.route([own.copy() for own in rows], after)
+    assert later.layout is after
+    assert len(later.rows) == 5
+    assert sum(later.counts) == sum(asked.counts)

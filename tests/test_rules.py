@@ -30,16 +30,13 @@ from broken_rules import (
     broken,
 )
 
-from planaria.coordinator.machine import (
-    CoordinatorMachine,
-    CoordinatorState,
-    Gathering,
-    first_state,
-)
+from planaria.coordinator.machine import CoordinatorMachine
+from planaria.coordinator.state import Gathering, first_state
 from planaria.coordinator.watch import Watch
 from planaria.errors import StepError
 from planaria.kernels.parity import add_delta
 from planaria.kernels.types import Index, Records
+from planaria.layout import Layout
 from planaria.server.machine import ServerMachine
 from planaria.server.rebuilding import Rebuilder
 from planaria.server.store import Store
@@ -47,6 +44,7 @@ from planaria.simulator import World
 from planaria.simulator.campaigns import OldViews, Outcome, run_seed, run_seeds
 from planaria.simulator.disk import Disk
 from planaria.trainer.machine import TrainerMachine
+from planaria.wire.control import CoordinatorState
 from planaria.wire.machine import Machine
 from planaria.wire.messages import (
     Delta,
@@ -67,8 +65,8 @@ from planaria.wire.messages import (
 class WrongCoefficient(ServerMachine):
     """One parity coefficient of one region is not the code's."""
 
-    def _take_place(self, place: int, blank_at: int | None) -> None:
-        super()._take_place(place, blank_at)
+    def _take_place(self, place: int, blank_at: int | None, layout: Layout | None = None) -> None:
+        super()._take_place(place, blank_at, layout)
         assert self.store
         coef = self.store._coef_by_region[min(self.store.sources)]
         coef[np.flatnonzero(coef)[0]] ^= 2
@@ -123,8 +121,8 @@ class VotesBeforeItIsProtected(ServerMachine):
 class ForgetsWithoutUndoing(ServerMachine):
     """Rule 9: XOR out the deltas after c, *and* forget them."""
 
-    def _take_place(self, place: int, blank_at: int | None) -> None:
-        super()._take_place(place, blank_at)
+    def _take_place(self, place: int, blank_at: int | None, layout: Layout | None = None) -> None:
+        super()._take_place(place, blank_at, layout)
         assert self.store
         store = self.store
 
@@ -156,8 +154,8 @@ class DecodesAsOfTheNewestStep(ServerMachine):
 class BringsNothingForward(ServerMachine):
     """Rule 13: rebuilt parity is brought forward with the deltas that arrived meanwhile."""
 
-    def _take_place(self, place: int, blank_at: int | None) -> None:
-        super()._take_place(place, blank_at)
+    def _take_place(self, place: int, blank_at: int | None, layout: Layout | None = None) -> None:
+        super()._take_place(place, blank_at, layout)
         assert self.store
         store = self.store
         restore = store.restore
@@ -174,12 +172,12 @@ class BringsNothingForward(ServerMachine):
 class AsksAnybody(ServerMachine):
     """Rule 14, half broken: mates that are being rebuilt are asked too, and say `invalid`."""
 
-    def _take_place(self, place: int, blank_at: int | None) -> None:
+    def _take_place(self, place: int, blank_at: int | None, layout: Layout | None = None) -> None:
         class Careless(Rebuilder):
             def on_install(self, install: Install) -> None:
                 super().on_install(msgspec.structs.replace(install, rebuilding=[]))
 
-        super()._take_place(place, blank_at)
+        super()._take_place(place, blank_at, layout)
         assert self.store
         self.rebuilder = Careless(self.store, self.job)
 
@@ -309,7 +307,7 @@ class ForgetsTheCheckpoint(CoordinatorMachine):
 class LosesCount(CoordinatorMachine):
     """Rule 8: more than r members of a group that are dead or not whole end the job."""
 
-    def _what_is_lost(self, whole: set[int], replicated: bool) -> str | None:
+    def _missed(self, gone: set[Member]) -> str | None:
         return None
 
 

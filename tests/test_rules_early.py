@@ -14,13 +14,15 @@ from broken_rules import Control, assert_found, broken
 
 from planaria.dense import DenseCopies
 from planaria.kernels.types import Floats, Index, Mask
+from planaria.layout import Layout
 from planaria.server.early import EarlyRows, LookupKey, Marks
 from planaria.server.machine import ServerMachine
 from planaria.simulator import ToyJob, World
 from planaria.simulator.campaigns import run_seed, schedule
 from planaria.simulator.driving import is_evaluated
 from planaria.trainer.early import EarlyParts, Part, Shapes
-from planaria.trainer.machine import TrainerJob, TrainerMachine
+from planaria.trainer.job import Gradients, TrainerJob
+from planaria.trainer.machine import TrainerMachine
 from planaria.wire.messages import Answer, Early, Install, Lookup, Member, Message, View
 
 ON: dict[str, Any] = {"early_answers": True}
@@ -39,8 +41,8 @@ class SeesNoChange(EarlyRows):
 
 
 class ServerSeesNoChange(ServerMachine):
-    def _take_place(self, place: int, blank_at: int | None) -> None:
-        super()._take_place(place, blank_at)
+    def _take_place(self, place: int, blank_at: int | None, layout: Layout | None = None) -> None:
+        super()._take_place(place, blank_at, layout)
         assert self.store
         self.early = SeesNoChange(self.store)
 
@@ -179,12 +181,13 @@ def asking(kind: type[TrainerMachine] = TrainerMachine) -> TrainerMachine:
     """Its first step is over, and the rows of the second are asked for."""
     dense = DenseCopies()
     dense.put(0, np.zeros(4, np.uint8))
-    trainer = kind("trainer-0", TrainerJob(1, DIMS, 1, 0), dense, fresh_rank=0)
+    trainer = kind("trainer-0", TrainerJob(Layout.fresh(1, 0), [8, 8], DIMS), dense, fresh_rank=0)
     installed(trainer, FIRST)
     trainer.ask(2, 0, ROWS)
     nothing = {0: [rows[:0] for rows in ROWS[0]]}
     gradients = {0: [np.zeros((0, dim), np.float32) for dim in DIMS]}
-    trainer.give_gradients(1, nothing, gradients, [0.1, 0.1], np.zeros(1, np.float32))
+    sparse = Gradients(nothing, gradients, [0.1, 0.1])
+    trainer.give_gradients(1, sparse, np.zeros(1, np.float32))
     assert Lookup in [type(message) for _, message in trainer.take_outbox()]
     return trainer
 

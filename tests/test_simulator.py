@@ -98,6 +98,27 @@ def test_a_server_that_dies_when_trainers_are_done_is_rebuilt_before_the_end() -
 # ---------------------------------------------------------------- the simulator itself
 
 
+def test_faults_stay_within_the_budget_beside_a_partition_that_outlasts_the_deadline() -> None:
+    """Two of three trainers were cut off for 7.7 s, and 17 ms later the third paused for 2.8 s.
+
+    The coordinator missed the third and one of the others first, and gave both up. Then the last
+    one that it had was silent, too, and stayed so: nobody was left who held the dense state.
+    """
+    world = schedule(11832).world().run()
+    faults = [line.split(" ", 1)[1].partition(":")[0] for line in world.story]
+    assert faults[:2] == ["long partition", "pause several"]
+
+
+def test_a_coordinator_that_nobody_has_replaced_yet_is_told_of_no_death_for_nothing() -> None:
+    """It woke up before its successor had claimed an epoch, and what it was told, to find out that
+    it is fenced, was the second loss of a group that bears one.
+    """
+    kinds = ("pause coordinator", "kill server")
+    for seed in (49, 91, 93, 119):  # each of them failed
+        outcome = run_seed(seed, servers=4, k=2, r=1, kinds=kinds, count=3, pause_s=0.2)
+        assert outcome.failed is None
+
+
 def test_one_seed_is_one_schedule() -> None:
     first, again = run_seed(17), run_seed(17)
     assert first == again

@@ -56,6 +56,7 @@ ORDER = [
     "comparing",
     "running",
     "watching",
+    "scaling",
     "joining",
     "cli",
     "__main__",

@@ -79,15 +79,32 @@ def test_who_is_given_up_for_silence_buys_the_others_time() -> None:
     first step, until the job gave up.
     """
     watched = watch()
-    assert ticked(watched, 12.5) == [Silence("a", 2.5, hung=False)]
+    (lost,) = ticked(watched, 12.5)
+    assert lost == Silence("a", 2.5, hung=False)
     watched.forget("a")
-    watched.gave_up(12.5)
+    watched.gave_up(lost, 12.5)
     watched.heard("b", 12.5)
     assert ticked(watched, 16.5, 13.0) == []  # a control is above: 2.5 s were too long there
     assert ticked(watched, 17.0, 17.0) == [Silence("b", 4.5, hung=False)]
     for _ in range(5):
-        watched.gave_up(17.0)
-    assert watched.limit_s == 16.0  # and no more, however many
+        watched.gave_up(lost, 17.0)
+    assert watched.limit_s(17.0) == 16.0  # and no more, however many
     watched.heard("b", 17.0)
     ticked(watched, 80.0, 17.5)
-    assert watched.limit_s == 2.0
+    assert watched.limit_s(80.0) == 2.0
+
+
+def test_who_falls_silent_with_another_is_not_waited_for_any_longer() -> None:
+    """All processes of a machine that died were given up one after the other, after 2, 4 and 8 s,
+    because beats come at different moments.
+    """
+    watched = watch()
+    watched.heard("b", 10.2)
+    assert ticked(watched, 12.0) == []
+    (lost,) = watched.tick(12.1)
+    watched.forget("a")
+    watched.gave_up(lost, 12.1)
+    watched.heard("c", 12.0)
+    assert [one.member for one in watched.tick(12.3)] == ["b"]
+    watched.forget("b")
+    assert ticked(watched, 14.5, 12.4) == [], "c lived on, and may only be slow"

@@ -15,16 +15,35 @@ from hypothesis.extra.numpy import arrays
 
 from planaria.errors import WireError
 from planaria.kernels.types import Bytes, Floats, Index, Records
+from planaria.layout.resizing import Resize
 from planaria.wire import messages
 from planaria.wire.codec import Envelope, decode, encode
 from planaria.wire.limits import Limits
-from planaria.wire.messages import NO_VIEW, AnyMessage, Delta, Lookup, Message, Push, Stop, View
+from planaria.wire.messages import (
+    NO_VIEW,
+    AnyMessage,
+    Delta,
+    Lookup,
+    Message,
+    Push,
+    Shift,
+    Stop,
+    View,
+)
 
 TOKEN = bytes(range(16))
 TYPES: tuple[type[Message], ...] = get_args(AnyMessage)
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(max_size=20)
+RESIZES = st.builds(
+    Resize,
+    st.lists(NUMBERS, max_size=3).map(tuple),
+    NUMBERS,
+    st.none() | st.lists(TEXTS, max_size=2).map(tuple),
+    NUMBERS,
+)
+SHIFTS = st.builds(Shift, NUMBERS, NUMBERS)
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
     int: NUMBERS,
     bool: st.booleans(),
@@ -40,6 +59,11 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     Bytes: arrays(np.uint8, st.integers(0, 5)),
     list[float]: st.lists(st.floats(allow_nan=False), max_size=3),
     dict[str, str]: st.dictionaries(TEXTS, TEXTS, max_size=3),
+    int | None: st.none() | NUMBERS,
+    list[Resize]: st.lists(RESIZES, max_size=2),
+    Resize | None: st.none() | RESIZES,
+    list[Shift]: st.lists(SHIFTS, max_size=2),
+    Shift | None: st.none() | SHIFTS,
 }
 for _array in (Index, Floats, Records, Bytes):
     VALUES[list[_array]] = st.lists(VALUES[_array], max_size=3)  # type: ignore[valid-type]

@@ -30,6 +30,7 @@ from planaria.joining import (
     KeyFile,
     ListenAt,
     On,
+    coordinator_command,
     launched,
     server_command,
     spread_over,
@@ -57,6 +58,7 @@ from planaria.running import (
     trainers,
     write_report,
 )
+from planaria.scaling import drain_command, scale_command
 from planaria.trainer.declaring import Settings
 from planaria.watching import (
     jobs_command,
@@ -121,8 +123,9 @@ def train(
     With checkpoint.path and checkpoint.every_steps, or checkpoint.every_s=auto, checkpoints are
     saved meanwhile; docs/checkpoints.md says what they promise.
 
-    All processes run on this machine; or on others, which join the job with planaria server and
-    planaria trainer (--on none), or where Ray starts them (--on ray).
+    All processes run on this machine; or on others, which join the job with planaria server,
+    planaria trainer and, if you like, planaria coordinator (--on none), or where Ray starts them
+    (--on ray).
 
     Exit codes: 0 done, 1 failed, 2 wrong configuration or nothing to resume from (nothing was
     started), 3 more was lost than the parity can bear, 130 interrupted (Ctrl-C, SIGTERM, SIGHUP).
@@ -309,8 +312,11 @@ app.command("status")(status_command)
 app.command("stop")(stop_command)
 app.command("logs")(logs_command)
 app.command("scrub")(scrub_command)
+app.command("scale")(scale_command)
+app.command("drain")(drain_command)
 app.command("server")(server_command)
 app.command("trainer")(trainer_command)
+app.command("coordinator")(coordinator_command)
 app.command()(plan)
 app.command("compare")(compare_command)
 app.command("export")(export_command)

@@ -21,7 +21,7 @@ KEEP = 2  # steps of which everybody who has the dense state keeps it
 
 
 def keepers(parity: int, trainers: int) -> int:
-    """How many servers keep the dense state: those of the first places."""
+    """How many servers must keep the dense state, beside so many trainers."""
     return max(parity + 1 - trainers, 0)
 
 
@@ -57,7 +57,7 @@ class DenseCopies:
     @property
     def step(self) -> int:
         """The last one; 0 where there is none."""
-        return max(self.states, default=0)
+        return max(self.states) if self.states else 0
 
     def put(self, step: int, state: Bytes) -> None:
         self.states[step] = state

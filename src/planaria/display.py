@@ -164,11 +164,12 @@ def show_report(console: Console, report: dict[str, Any]) -> None:
         )
     console.print(table)
     for failure in report["failures"]:
-        gap, rebuilt = failure["gap_ms"], failure["rebuilt_ms"]
+        gap, rebuilt, rows = failure["gap_ms"], failure["rebuilt_ms"], failure["rows_rebuilt"]
+        taken_over = rebuilt is not None and not rows
         console.print(
             f"{failure['who']}, step {failure['step']}, {failure['reason']}: next step after "
             f"{'-' if gap is None else f'{gap:.0f} ms'}, "
-            f"{failure['rows_rebuilt']:,} records rebuilt"
+            f"{'records taken over by the others' if taken_over else f'{rows:,} records rebuilt'}"
             f"{'' if rebuilt is None else f' in {rebuilt:.0f} ms'}",
             markup=False,
             soft_wrap=True,

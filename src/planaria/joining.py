@@ -30,8 +30,9 @@ On = Annotated[
     typer.Option(
         metavar="local|none|ray",
         help="Who starts the processes. local: this command, here. none: you, with planaria server "
-        "and planaria trainer, on any machines; this command waits for them at --listen. ray, or "
-        "ray://HOST:PORT: Ray, on the nodes of that cluster, or of one that is started here.",
+        "and planaria trainer, and planaria coordinator if you like, on any machines; this command "
+        "waits for them at --listen. ray, or ray://HOST:PORT: Ray, on the nodes of that cluster, "
+        "or of one that is started here.",
     ),
 ]
 ListenAt = Annotated[
@@ -117,8 +118,12 @@ def spread_over(hosts: Hosts | None, job: Config) -> Config:
     if hosts is None:
         return job
     trainers = job.trainers + (0 if job.is_built_in else job.script.spares)
+    needs = {"server": job.servers + job.spares, "trainer": trainers}
+    if hosts.provides:
+        needs["coordinator"] = 1
+    apart = job.layout.k + job.r if job.r and job.cluster.require == "host" else 0
     try:
-        hosts.wait_for({"server": job.servers + job.spares, "trainer": trainers}, _say)
+        hosts.wait_for(needs, _say, domains=apart)
         domains = hosts.spread(job.servers)
         cluster = replace(job.cluster, transport="tcp", host=hosts.host, domains=domains)
         return Config.from_dict(replace(job, cluster=cluster).to_dict())
@@ -181,6 +186,27 @@ def trainer_command(
     As planaria server, whose help says more.
     """
     _join("trainer", join, key, count, host, domain, wait)
+
+
+def coordinator_command(
+    join: Join,
+    key: TheirKey,
+    host: OwnHost = None,
+    wait: Wait = WAIT_S,
+) -> None:
+    """Offer this machine to a job, for its coordinator.
+
+    A job that finds such a machine when it starts has its coordinator there, and not beside
+    planaria train. If that process or this machine is lost, the next coordinator is started on
+    another machine that was offered for it, or else beside planaria train. What it must remember
+    stays with planaria train, so nothing is lost with this machine.
+
+    Offer it before the servers and trainers: the job starts as soon as there is room for those.
+    Else it takes over when the first coordinator is lost.
+
+    Otherwise as planaria server, whose help says more.
+    """
+    _join("coordinator", join, key, 1, host, None, wait)
 
 
 def _join(

@@ -54,8 +54,8 @@ def status_command(job: Job = None, deadline: Deadline = asking.ASK_S) -> None:
 
     Exit codes: 0 shown, 1 the job does not answer, 2 no such job runs here.
     """
-    folder = _find(job)
-    status = _asked(lambda: asking.status(folder, deadline))
+    folder = find_job(job)
+    status = ask_or_leave(lambda: asking.status(folder, deadline))
     saved = f", step {status.saved:,} is saved" if status.saved else ""
     console.print(f"{folder.name}: step {status.step:,} of {status.steps:,}{saved}")
     console.print(f"failures so far: {status.failures}")
@@ -73,8 +73,8 @@ def stop_command(job: JobOnly, deadline: Deadline = asking.ASK_S) -> None:
 
     Exit codes: 0 the job knows it, 1 the job does not answer, 2 no such job runs here.
     """
-    folder = _find(job)
-    status = _asked(lambda: asking.stop(folder, deadline))
+    folder = find_job(job)
+    status = ask_or_leave(lambda: asking.stop(folder, deadline))
     console.print(f"{folder.name} was told to end, at step {status.step:,}")
     leave_if_unprinted(console)
 
@@ -92,12 +92,13 @@ def logs_command(
 
     Exit codes: 0 shown, 2 there is no such job or log here.
     """
-    folder = _find(job, ended=True) / "logs"
-    files = sorted(folder.glob("*.log"))
-    if member is not None:
-        files = [file for file in files if file.stem == member]
+    folder = find_job(job, ended=True) / "logs"
+    there = sorted(folder.glob("*.log"))
+    files = [file for file in there if member in (None, file.stem)]
     if not files:
-        leave(EXIT_CONFIG, f"there is no log of {member or 'any process'} in {folder}")
+        names = ", ".join(file.stem for file in there) or "none"
+        why = f"there is no log of {member or 'any process'} in {folder}; there is {names}"
+        leave(EXIT_CONFIG, why)
     for file in files:
         console.print(f"[bold]{file.stem}[/bold]")
         said = file.read_text(errors="replace").splitlines()[-lines:]
@@ -113,8 +114,8 @@ def scrub_command(job: Job = None, deadline: Deadline = 60.0) -> None:
 
     Exit codes: 0 all are equal, 1 any differs or the job does not answer, 2 no such job runs here.
     """
-    folder = _find(job)
-    found = _asked(lambda: asking.scrub(folder, deadline))
+    folder = find_job(job)
+    found = ask_or_leave(lambda: asking.scrub(folder, deadline))
     if not found.records:
         leave(EXIT_FAILED, f"the job in {folder} keeps no parity; there is nothing to verify")
     console.print(f"{found.records:,} parity records verified, {found.wrong:,} wrong")
@@ -123,7 +124,7 @@ def scrub_command(job: Job = None, deadline: Deadline = 60.0) -> None:
     leave_if_unprinted(console)
 
 
-def _asked(ask: Callable[[], T]) -> T:
+def ask_or_leave(ask: Callable[[], T]) -> T:
     try:
         return ask()
     except ConfigError as error:
@@ -132,7 +133,7 @@ def _asked(ask: Callable[[], T]) -> T:
         leave(EXIT_FAILED, str(error))
 
 
-def _find(job: str | None, *, ended: bool = False) -> Path:
+def find_job(job: str | None, *, ended: bool = False) -> Path:
     """The job's folder. ended: it need not be running."""
     if job and Path(job).is_dir():
         return Path(job)

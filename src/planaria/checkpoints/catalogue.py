@@ -256,6 +256,7 @@ def _make_manifest(
         digest=facts.digest,
         extra=facts.extra,
         job=facts.job,
+        regions=None if facts.layout.is_fresh else facts.layout.region_of.tolist(),
     )
     _check_content(manifest, facts)
     return manifest

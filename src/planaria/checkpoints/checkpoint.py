@@ -247,7 +247,8 @@ class Checkpoint:
         return self._seen.manifests[step]
 
     def _same_layout(self, manifest: Manifest) -> bool:
-        return (manifest.k, manifest.groups) == (self.manifest.k, self.manifest.groups)
+        own = self.manifest
+        return (manifest.k, manifest.groups, manifest.regions) == (own.k, own.groups, own.regions)
 
 
 def _covers_data(manifest: Manifest, arenas: Sequence[Arena]) -> Iterator[bool]:

@@ -74,6 +74,7 @@ class Manifest(msgspec.Struct, frozen=True):
     digest: str | None
     extra: dict[str, Any]
     job: str = ""  # the id of the job that saved it
+    regions: list[list[int]] | None = None  # where the groups' members have them, if servers moved
 
     @property
     def full(self) -> bool:
@@ -95,7 +96,8 @@ class Manifest(msgspec.Struct, frozen=True):
         return next(part for part in self.record_parts if part.place == place)
 
     def layout(self) -> Layout:
-        return _layout(tuple(map(tuple, self.groups)), self.k)
+        regions = None if self.regions is None else tuple(map(tuple, self.regions))
+        return _layout(tuple(map(tuple, self.groups)), self.k, regions)
 
     def arenas(self) -> list[Arena]:
         return _arenas(tuple(self.tables), self.optimizer)
@@ -103,8 +105,11 @@ class Manifest(msgspec.Struct, frozen=True):
 
 # The checkpoints of a job are alike, and a chain of them is read as a whole.
 @lru_cache(maxsize=4)
-def _layout(groups: tuple[tuple[int, ...], ...], k: int) -> Layout:
-    return Layout(np.array(groups, np.int32), k)
+def _layout(
+    groups: tuple[tuple[int, ...], ...], k: int, regions: tuple[tuple[int, ...], ...] | None
+) -> Layout:
+    given = None if regions is None else np.array(regions, np.int32)
+    return Layout(np.array(groups, np.int32), k, given)
 
 
 @lru_cache(maxsize=4)

@@ -118,7 +118,7 @@ def _parity_saved(checkpoint: Checkpoint, arenas: Sequence[Arena], place: int) -
 def _clear(arena: Arena, layout: Layout, place: int, records: Records) -> None:
     """Zeroes what no row is copied to: padding, which is always in the last slot, and parity."""
     where = layout.arena(arena.rows)
-    last = np.arange(layout.regions(place).data_regions) * where.slots + where.slots - 1
+    last = np.flatnonzero(layout.regions(place).is_data) * where.slots + where.slots - 1
     records[last[where.row_at(place, last) < 0]] = 0
     records[where.data_records(place) :] = 0
 

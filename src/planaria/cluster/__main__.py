@@ -144,9 +144,10 @@ def work(folder: str, role: str, member: Member, number: int | None) -> int:
     files = JobFiles(Path(folder))
     # What is forked has its nursery's command line: by this, and by its log, it can be told.
     ctypes.CDLL(None).prctl(PR_SET_NAME, member.encode())
-    # The coordinator stays to clean up; if it is frozen, it is woken for that.
-    _end_with_the_supervisor(signal.SIGCONT if role == "coordinator" else signal.SIGKILL)
-    if role != "coordinator" and supervisor_is_gone():
+    # A coordinator beside the supervisor stays to clean up; if it is frozen, it is woken for that.
+    stays = role == "coordinator" and not files.is_copy
+    _end_with_the_supervisor(signal.SIGCONT if stays else signal.SIGKILL)
+    if not stays and supervisor_is_gone():
         return EXIT_ORPHAN
     try:
         if role == "coordinator":

@@ -23,6 +23,7 @@ from planaria.checkpoints import (
 from planaria.config import Config
 from planaria.control.saving import Discard, Prune, Publish, SaveMachine, Work
 from planaria.errors import CheckpointError, LeaseLost, PlanariaError
+from planaria.layout.resizing import layout_after
 
 RENEW_S = 5.0
 CLOSE_S = 10.0
@@ -148,7 +149,7 @@ def _publish(folder: str, work: Publish, config: Config, job: str, lease: Lease 
     facts = Facts(
         config.tables,
         config.optimizer_rule,
-        config.layout,
+        layout_after(config.layout, work.resizes),
         samples=work.step * config.batch,
         base=work.base,
         config=config.to_dict(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,10 +11,11 @@ from planaria.cluster.files import JobFiles, home
 from planaria.cluster.transport import open_transport
 from planaria.errors import ClusterError, ConfigError
 from planaria.wire.control import AskStatus, Status
-from planaria.wire.messages import NO_VIEW, Scrub, Scrubbed
+from planaria.wire.messages import NO_VIEW, Scale, Scaled, ScaleTrainers, Scrub, Scrubbed
 
-ASK_AGAIN_S = 2.0
+ASK_AGAIN_S, MOST_AGAIN_S = 2.0, 20.0
 ASK_S = 10.0
+SCALE_AGAIN_S = 0.3
 T = TypeVar("T")
 
 
@@ -38,32 +40,92 @@ def stop(folder: Path, deadline_s: float = ASK_S) -> Status:
     return _ask(folder, "supervisor", AskStatus(stop=True), Status, deadline_s)
 
 
+def scale(
+    folder: Path,
+    servers: int | None,
+    without: Sequence[str] = (),
+    deadline_s: float = 600.0,
+    drain: Sequence[str] = (),
+) -> Scaled:
+    """The job in `folder` is to have so many servers, and those named not among them; servers None:
+    as many as it has, less those. Returns when it has, or says why it cannot. drain: hosts that get
+    no servers from here on, if it can.
+    """
+    wanted = Scale(view=NO_VIEW, servers=servers, without=list(without))
+    return _scale(folder, wanted, deadline_s, drain)
+
+
+def scale_trainers(
+    folder: Path, trainers: int, after: int = 0, deadline_s: float = 600.0
+) -> Scaled:
+    """The job in `folder` is to have so many trainers: after this step, or as soon as can be.
+    Returns when it has, or says why it has not.
+    """
+    wanted = ScaleTrainers(view=NO_VIEW, trainers=trainers, after=after)
+    return _scale(folder, wanted, deadline_s)
+
+
+def _scale(
+    folder: Path, wanted: Scale | ScaleTrainers, deadline_s: float, drain: Sequence[str] = ()
+) -> Scaled:
+    """Asks until it is decided."""
+    deadline = time.monotonic() + deadline_s
+    found = _ask(folder, "coordinator", wanted, Scaled, deadline_s)
+    if drain and found.state != "refused":
+        _ask(folder, "supervisor", AskStatus(drain=list(drain)), Status, deadline_s)
+    while found.state == "moving":
+        time.sleep(SCALE_AGAIN_S)
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise ClusterError(
+                f"the job in {folder} has not changed within {deadline_s:.0f} s; it goes on with "
+                "that: the same command waits for it, and planaria status shows its processes"
+            )
+        try:
+            found = _ask(folder, "coordinator", wanted, Scaled, left_s)
+        except ConfigError:
+            raise ClusterError(f"the job in {folder} has ended meanwhile") from None
+    return found
+
+
 def _ask(folder: Path, who: str, message: Any, kind: type[T], deadline_s: float) -> T:
-    """Again and again until an answer of this kind comes."""
+    """Again and again until an answer of this kind comes, and of whoever took over meanwhile."""
     files = JobFiles(folder)
+    address = _address(files, who)
     try:
-        if not files.running():
-            raise ConfigError(f"no job runs in '{folder}'; a job's first line names its folder")
-        keys, address = files.keys(), (folder / f"{who}.address").read_text()
+        keys = files.keys()
     except OSError as error:
-        raise ClusterError(f"the job in {folder} cannot be asked yet: {error}") from None
+        raise ClusterError(f"the job in {folder} cannot be asked: {error}") from None
     own = f"client-{time.monotonic_ns()}"
-    if address.startswith("ipc:"):
+    here = _address(files, "supervisor")  # the coordinator may be on another machine
+    if here.startswith("ipc:"):
         bind = f"ipc://{folder}/{own}.ipc"
     else:
-        bind = f"tcp://{address.removeprefix('tcp://').rpartition(':')[0]}:*"
+        bind = f"tcp://{here.removeprefix('tcp://').rpartition(':')[0]}:*"
     transport = open_transport(own, keys, bind)
     try:
         deadline = time.monotonic() + deadline_s
         while time.monotonic() < deadline:
-            transport.send(address, transport.encode(message))
-            asked = time.monotonic()
-            while time.monotonic() < min(deadline, asked + max(ASK_AGAIN_S, deadline_s / 3)):
+            asked = address = _address(files, who)
+            transport.send(asked, transport.encode(message))
+            again_at = time.monotonic() + min(max(ASK_AGAIN_S, deadline_s / 3), MOST_AGAIN_S)
+            while address == asked and time.monotonic() < min(deadline, again_at):
                 transport.poll(50)
                 for envelope in transport.receive():
                     if isinstance(envelope.message, kind):
                         return envelope.message
+                address = _address(files, who)
         raise ClusterError(f"the job in {folder} did not answer within {deadline_s:.0f} s")
     finally:
         transport.close()
         Path(bind.removeprefix("ipc://")).unlink(missing_ok=True)
+
+
+def _address(files: JobFiles, who: str) -> str:
+    """Where it listens now."""
+    if not files.running():
+        raise ConfigError(f"no job runs in '{files.folder}'; a job's first line names its folder")
+    try:
+        return (files.folder / f"{who}.address").read_text()
+    except OSError as error:
+        raise ClusterError(f"the job in {files.folder} cannot be asked yet: {error}") from None

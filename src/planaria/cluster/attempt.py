@@ -24,10 +24,11 @@ from planaria.cluster.node import limits_of
 from planaria.cluster.scripts import Scripts
 from planaria.cluster.transport import open_transport
 from planaria.config import Config
-from planaria.control.children import FIRST_BATCH
+from planaria.control.children import FIRST_BATCH, Child, Failure
 from planaria.control.losses import Losses
+from planaria.control.remembering import Remembering
 from planaria.control.saving import SaveMachine, named
-from planaria.control.supervising import Failure, Kill, Send, Start, SupervisorMachine, Verdict
+from planaria.control.supervising import Kill, Send, Start, SupervisorMachine, Verdict
 from planaria.coordinator.machine import SUPERVISOR
 from planaria.errors import ClusterError, ExactnessError
 from planaria.exactness import Fingerprint, check
@@ -35,6 +36,7 @@ from planaria.files import write_atomically
 from planaria.wire.codec import Envelope
 from planaria.wire.control import (
     AskStatus,
+    ClaimEpoch,
     DataEnded,
     LastStep,
     Listening,
@@ -44,6 +46,7 @@ from planaria.wire.control import (
     Ready,
     Reloaded,
     Running,
+    SaveState,
     SaveWanted,
     Status,
     StepDone,
@@ -78,6 +81,8 @@ class Attempt:
         """
         self._scripts = scripts
         self._hosts = hosts
+        self._placed = [f"server-{place}" for place in range(config.servers)]  # in the last view
+        self._labels: dict[Member, str] = {}  # fault domains, where all is on this machine
         self.config = config
         self.beginning = beginning
         self.saves = saves
@@ -116,6 +121,7 @@ class Attempt:
             self.transport.watch(self._archive.descriptor)
         now = time.monotonic()
         self.machine = SupervisorMachine(self.config, self.beginning.step, now)
+        self._remembering = Remembering(self.files)
         return self
 
     def __exit__(
@@ -218,7 +224,8 @@ class Attempt:
             self._on_told(member, Working(what=FIRST_BATCH, done=looks, of=looks + 1), now)
 
     def _act(self) -> None:
-        for action in self.machine.take():
+        # Orders first: somebody may wait for them, and to start a process takes a while.
+        for action in sorted(self.machine.take(), key=lambda one: not isinstance(one, Send)):
             match action:
                 case Start():
                     self.launcher.start(action.role, action.member, action.number)
@@ -247,7 +254,32 @@ class Attempt:
             base=saves.base,
             partial=not self.losses.over_budget,
             pause_after=self._pauses_after(),
+            domains=self._domains(),
         )
+
+    def _domains(self) -> dict[Member, str]:
+        """Of servers and spares, where groups keep them apart."""
+        if not self.config.keeps_domains_apart:
+            return {}
+        children = self.machine.children.items()
+        domains = {m: self._domain(m, one) for m, one in children if one.role == "server"}
+        return {member: domain for member, domain in domains.items() if domain is not None}
+
+    def _domain(self, member: Member, child: Child) -> str | None:
+        """Where all is on this machine, as the configuration names it: whoever replaces a server
+        stands where that one did, and who comes to be one more, in a domain of its own.
+        """
+        if self._hosts is not None:
+            return self.launcher.domain(member)
+        return self._labels.get(member, member)
+
+    def _label(self, viewed: Viewed) -> None:
+        before, self._placed = self._placed, viewed.servers
+        known = self._labels or dict(zip(before, self.config.cluster.domains or (), strict=False))
+        for place, member in enumerate(viewed.servers):
+            if member not in known and place < len(before):
+                known[member] = known.get(before[place], member)
+        self._labels = known
 
     def _pauses_after(self) -> int:
         """The first step that an observer wants to be asked after; not one that is over."""
@@ -279,9 +311,14 @@ class Attempt:
                 self.machine.receive(member, message, now)
             case Heartbeat():
                 self.machine.heard(member, now)
+            case ClaimEpoch() | SaveState():
+                current = member == self.machine.coordinator
+                answer = self._remembering.answer(message, current=current)
+                self.transport.send(envelope.address, self.transport.encode(answer))
             case AskStatus():
                 if message.stop:
                     self.emit("", StopAsked())
+                self._drain(message.drain)
                 self.transport.send(envelope.address, self.transport.encode(self._status()))
 
     def _on_told(self, member: Member, what: Told, now: float) -> None:
@@ -299,6 +336,8 @@ class Attempt:
                     self.saves.on_step(what.step, now)
             case Viewed():
                 self.saves.on_lost(len(before - {*what.servers, *what.trainers}), now)
+                self.saves.on_view(what.resizes)
+                self._label(what)
             case PartSaved():
                 self.saves.on_part(what, now)
                 self._leave_by = now + self.config.checkpoint.stall_s
@@ -333,6 +372,15 @@ class Attempt:
             failures=self._failures,
             processes=processes,
         )
+
+    def _drain(self, hosts: Sequence[str]) -> None:
+        """Nobody is put there any more, and no spare there may take a place."""
+        if self._hosts is not None:
+            for host in hosts:
+                self._hosts.drain(host)
+        for spare in self.machine.spares:
+            if self.launcher.where(spare) in hosts:
+                self.machine.kill(spare, "its host is drained")
 
     def _publish_coordinator(self, address: str) -> None:
         """For whoever looks from outside; the job goes on without it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from planaria import kernels
@@ -12,7 +13,7 @@ from planaria.wire.messages import Member
 
 
 def rehearse() -> None:
-    """For a nursery. Nothing yet: what torch does for the first time may start threads."""
+    """For a nursery. Nothing: a step here makes what is forked hardly faster (docs/log.md)."""
 
 
 def run(files: JobFiles, member: Member, rank: int | None) -> str:
@@ -21,8 +22,13 @@ def run(files: JobFiles, member: Member, rank: int | None) -> str:
     config = node.config
     torch.set_num_threads(config.threads.trainer)
     kernels.set_threads(config.threads.trainer)
-    training = Training(config, node.line)
-    state = training.dense.export()
-    client = node.begin(rank, state, lambda _: training.dense.digest(), lambda: training.loss)
+    training: Training
+    at_the_end = (lambda _: training.dense.digest(), lambda: training.loss)
+    if rank is None:  # everybody waits: while it gets ready, it is given a place and a state
+        client = node.begin(None, np.empty(0, np.uint8), *at_the_end)
+        training = Training(config, node.line)
+    else:
+        training = Training(config, node.line)
+        client = node.begin(rank, training.dense.export(), *at_the_end)
     training.run(client)
     return node.join()

@@ -7,12 +7,18 @@ import os
 import secrets
 import time
 
+from planaria.cluster.distant import Distant
 from planaria.cluster.files import JobFiles
-from planaria.cluster.launcher import ERRORS
 from planaria.cluster.node import POLL_MS, Node, log
+from planaria.cluster.nursery import ERRORS
 from planaria.cluster.tracing import ANY, Tracer
-from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine, first_state
+from planaria.control.remembering import Claims
+from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine
+from planaria.coordinator.state import first_state
 from planaria.coordinator.watch import Silence, Watch
+from planaria.dense import keepers
+from planaria.errors import ClusterError
+from planaria.wire.codec import Envelope
 from planaria.wire.control import Control, Finished, Silent, Viewed, WantMore
 from planaria.wire.machine import Outbox
 from planaria.wire.messages import (
@@ -33,18 +39,29 @@ UNSPOKEN = (
 NOTHING_SAVED = "; nothing was saved: start it again, with checkpoint.path to have a way back"
 
 
+def rehearse() -> None:
+    """For a nursery. To have imported is most of it."""
+
+
 class CoordinatorNode(Node):
     def __init__(self, files: JobFiles, member: Member) -> None:
+        self._is_beside = not files.is_copy  # the supervisor
         super().__init__(files, member, "coordinator")
         config = self.config
         self.owner = f"{member} {secrets.token_hex(8)}"  # no other process ever has this name
-        epoch = files.claim(self.owner)
-        saved = files.load()
+        self._beat_at = 0.0
+        self._distant: Distant | None = None
+        if not self._is_beside:
+            self._distant = Distant(self.transport, self.line, self._beat)
+        self._claims: Claims = self._distant or files
+        epoch = self._claims.claim(self.owner)
+        saved = self._claims.load()
         state = saved or first_state(
             epoch,
             [f"server-{place}" for place in range(config.servers)],
             [f"trainer-{rank}" for rank in range(config.trainers)],
             committed=files.start(),
+            keepers=keepers(config.r, config.trainers),
         )
         self.machine = CoordinatorMachine(
             state,
@@ -54,14 +71,17 @@ class CoordinatorNode(Node):
             retry_s=config.cluster.retry_ms / 1000,
             deadline_s=config.cluster.deadline_s,
             partial=config.survival.partial,
+            most_trainers=config.most_trainers if config.is_elastic else 0,
+            by_survivors=config.rebuild.by == "survivors",
         )
+        if config.keeps_domains_apart:
+            self.machine.moving.domains = {}
         self.watch = Watch(config.cluster.heartbeat_limit_ms / 1000, config.cluster.hang_limit_s)
         if saved:  # everybody was there once: who does not show up is silent
             self.watch.expect(self.machine.members, time.monotonic())
         self.book.update(state.install.addresses)
         self._announced: Install | None = None
         self._silent: dict[Member, Silence] = {}  # found to be, and not given up so far
-        self._beat_at = 0.0
         self._again = 0
         self._supervisor = os.getppid()
         tracer = Tracer(files, member, lambda: ANY)
@@ -71,6 +91,8 @@ class CoordinatorNode(Node):
 
     def _on_orphan(self) -> None:
         """Cleans up in the supervisor's place; the others end at the same moment."""
+        if not self._is_beside:  # the folder here is the host's
+            return
         time.sleep(ORPHANS_S)
         if os.getppid() != self._supervisor and not self.machine.finished:
             self._speak_for_the_supervisor()
@@ -88,6 +110,8 @@ class CoordinatorNode(Node):
     def on_orders(self) -> None:
         """Who has ended, and whether somebody wants everybody to start afresh."""
         self.machine.partial &= self.orders.partial
+        if self.machine.moving.domains is not None:
+            self.machine.moving.domains = self.orders.domains
         for member in self.orders.gone:
             if member not in self.machine.dead:
                 self._suspect(member, gone=True)
@@ -102,7 +126,7 @@ class CoordinatorNode(Node):
             now = time.monotonic()
             self.line.turn()
             self._beat(now)
-            for envelope in self.transport.receive():
+            for envelope in self._received():
                 self.book[envelope.sender] = envelope.address
                 if isinstance(envelope.message, Control):
                     self.on_control(envelope.message)
@@ -110,7 +134,9 @@ class CoordinatorNode(Node):
                 age_ms = getattr(envelope.message, "age_ms", 0)
                 self.watch.heard(envelope.sender, now, age_ms / 1000)
                 self._receive(envelope.sender, envelope.message)
-            for silence in self.watch.tick(now):
+            silences = self.watch.tick(now)
+            self._end_if_cut_off(silences)
+            for silence in silences:
                 if silence.member in self.machine.expected:
                     self._silent[silence.member] = silence
                     self._suspect(silence.member, gone=False)
@@ -122,6 +148,21 @@ class CoordinatorNode(Node):
         self.last_words()
         self.transport.close()  # once everybody has been told to stop
         return self.machine.failure or ""
+
+    def _end_if_cut_off(self, silences: list[Silence]) -> None:
+        """Who hears nobody at all, on a machine of its own, takes the fault for its own: the next
+        coordinator is elsewhere. If it hears nobody either, they are gone.
+        """
+        living = {*self.machine.members} - self.machine.dead
+        if self._distant and living <= {one.member for one in silences if not one.hung}:
+            raise ClusterError("no member is heard here: this machine may be cut off from them")
+
+    def _received(self) -> list[Envelope]:
+        """What came while something was saved elsewhere, and what comes now."""
+        waited: list[Envelope] = []
+        if self._distant is not None:
+            waited, self._distant.waiting = self._distant.waiting, []
+        return [*waited, *self.transport.receive()]
 
     def _beat(self, now: float) -> None:
         """From the main loop itself: the supervisor replaces a coordinator that hangs."""
@@ -139,16 +180,17 @@ class CoordinatorNode(Node):
         """Saves before it sends: what was never saved was never said."""
         state = self.machine.take_state()
         if state is not None:
-            self.files.save(state, self.owner)
+            self._claims.save(state, self.owner)
         for member in sorted(self._silent.keys() & self.machine.dead):
             silence = self._silent.pop(member)
             log(f"{member} is given up: {silence}")
             if not silence.hung:
-                self.watch.gave_up(time.monotonic())
+                self.watch.gave_up(silence, time.monotonic())
             self.line.tell(Silent(member=member, seconds=silence.seconds, hung=silence.hung))
         for to, message in outbox:
             if to == SUPERVISOR and isinstance(message, Spawn):
-                self.line.tell(WantMore(role=message.role, count=message.count))
+                want = WantMore(role=message.role, count=message.count, grows=message.grows)
+                self.line.tell(want)
         self.post([(to, message) for to, message in outbox if to != SUPERVISOR])
         self._announce(self.machine.install)
 

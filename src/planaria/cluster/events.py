@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from planaria.control.supervising import Failure
+from planaria.control.children import Failure
 from planaria.wire.control import Told
 from planaria.wire.messages import Member
 

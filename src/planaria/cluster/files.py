@@ -9,6 +9,7 @@
         coordinator.address   where the coordinator listens, for whoever looks from outside
         epoch-*, coordinator-*.json   views used and membership in force; see `claim`
         *.ipc                 sockets, where the transport is ipc
+        copy                  on a host alone, whose supervisor has the job's folder elsewhere
         logs/                 what each process printed; kept if anything went wrong
 
 <home> is PLANARIA_HOME, or planaria in XDG_STATE_HOME: not a temporary folder, which others clean.
@@ -31,13 +32,14 @@ import msgspec
 
 from planaria.cluster.transport import Keys
 from planaria.config import Config
-from planaria.coordinator.machine import CoordinatorState
 from planaria.errors import ClusterError
 from planaria.files import write_atomically
+from planaria.wire.control import CoordinatorState
 from planaria.wire.messages import Member
 
 ANY_JOB = "0000-000000-000000"  # as long as the name of any job's folder
 SHARED = ("config.json", "start.json", "keys", "supervisor.address")
+COPY = "copy"
 JOBS_KEPT = 20  # folders of ended jobs, for their logs
 
 
@@ -108,6 +110,7 @@ class JobFiles:
         self._hold()
         for name in SHARED:
             write_atomically(self.folder / name, files[name], 0o600)
+        (self.folder / COPY).touch()
 
     def _hold(self) -> None:
         """As long as this process lives, it has a lock on a file: that can be seen from another
@@ -133,6 +136,11 @@ class JobFiles:
         finally:
             os.close(descriptor)
         return False
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the supervisor is on another machine, and with it all that must be remembered."""
+        return (self.folder / COPY).exists()
 
     def config(self) -> dict[str, Any]:
         config: dict[str, Any] = msgspec.json.decode((self.folder / "config.json").read_bytes())

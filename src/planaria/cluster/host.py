@@ -238,7 +238,9 @@ class Host:
             self._files.fill({**files, "config.json": msgspec.json.encode(here.to_dict())})
         except OSError as error:
             raise ClusterError(f"the job's folder here cannot be written: {error}") from None
-        self._launcher = LocalLauncher(here, self._files, self._scripts, nurseries=self._offers)
+        # A coordinator is forked off what bears servers.
+        nurseries = {"server" if role == "coordinator" else role for role in self._offers}
+        self._launcher = LocalLauncher(here, self._files, self._scripts, nurseries)
         self._launcher.__enter__()
         ends.register(self._launcher.fileno(), select.EPOLLIN)
 

@@ -56,7 +56,7 @@ class Hosts:
         listen: Listen,
         keys: Keys,
         how_to_join: Callable[[str], str],
-        provide: Callable[[str, str, int], None] = lambda address, role, count: None,
+        provide: Callable[[str, str, int], None] | None = None,
     ) -> None:
         """how_to_join: makes a sentence of the address. provide: starts hosts that join there, with
         room for so many of a role.
@@ -102,24 +102,30 @@ class Hosts:
     # ------------------------------------------------------------------ for the launcher
 
     def wait_for(
-        self, needs: dict[str, int], say: Say, is_over: Callable[[], bool] = lambda: False
+        self,
+        needs: dict[str, int],
+        say: Say,
+        is_over: Callable[[], bool] = lambda: False,
+        domains: int = 0,
     ) -> None:
         """Until there is room for so many processes of each role; or it is over, for nobody waits
-        any more.
+        any more. domains: how many of them servers are to stand in, where more hosts may come.
         """
-        for role, count in needs.items():
-            if count > self._provided[role]:
-                self._provide(self.address, role, count - self._provided[role])
-                self._provided[role] = count
+        self._provide_for(needs)
         deadline, say_at = time.monotonic() + JOIN_S, 0.0
         while not is_over():
             self._check()
             with self._lock:
                 here = {role: self._machine.room(role) for role in needs}
-            if all(here[role] >= count for role, count in needs.items()):
+                apart = self._machine.domains if self._provide is None else domains
+            if apart >= domains and all(here[role] >= count for role, count in needs.items()):
                 break
             now = time.monotonic()
-            named = " and ".join(f"{here[role]} of {needs[role]} {role}s" for role in needs)
+            named = " and ".join(
+                f"{min(here[role], needs[role])} of {needs[role]} {role}s" for role in needs
+            )
+            if apart < domains:
+                named += f", servers on {apart} of {domains} hosts,"
             if now > deadline:
                 raise ClusterError(
                     f"hosts have offered room for {named} within {JOIN_S:.0f} s; "
@@ -132,6 +138,18 @@ class Hosts:
             self.tell_notes(say)
             self.show_printed()
         self.tell_notes(say)
+
+    def _provide_for(self, needs: dict[str, int]) -> None:
+        for role, count in needs.items():
+            if count > self._provided[role]:
+                if self._provide is not None:
+                    self._provide(self.address, role, count - self._provided[role])
+                self._provided[role] = count
+
+    @property
+    def provides(self) -> bool:
+        """Whether hosts are started as they are needed, and need not be waited for in vain."""
+        return self._provide is not None
 
     def spread(self, servers: int) -> tuple[str, ...]:
         """The domains that servers will stand in, by place."""
@@ -198,6 +216,13 @@ class Hosts:
             self._machine.start(role, member, number)
         os.eventfd_write(self._work, 1)
 
+    def coordinate(self, member: Member) -> bool:
+        """Whether some host has room for the coordinator, and starts it."""
+        with self._lock:
+            found = self._machine.coordinate(member)
+        os.eventfd_write(self._work, 1)
+        return found
+
     def signal(self, member: Member, number: int) -> None:
         with self._lock:
             self._machine.signal(member, number)
@@ -206,6 +231,14 @@ class Hosts:
     def where(self, member: Member) -> str:
         with self._lock:
             return self._machine.where(member)
+
+    def domain(self, member: Member) -> str | None:
+        with self._lock:
+            return self._machine.domain(member)
+
+    def drain(self, host: str) -> None:
+        with self._lock:
+            self._machine.drain(host)
 
     def ended(self) -> list[tuple[Member, Ended]]:
         self._check()
@@ -277,7 +310,7 @@ class Hosts:
 
 
 class HostsLauncher(Launcher):
-    """The coordinator beside the supervisor, everybody else on hosts."""
+    """Everybody on hosts; the coordinator beside the supervisor, if none has room for it."""
 
     def __init__(self, config: Config, files: JobFiles, hosts: Hosts, say: Say) -> None:
         self._local = LocalLauncher(config, files, nurseries=())
@@ -302,8 +335,14 @@ class HostsLauncher(Launcher):
     def where(self, member: Member) -> str:
         return self._hosts.where(member)
 
+    def domain(self, member: Member) -> str | None:
+        return self._hosts.domain(member)
+
     def start(self, role: str, member: Member, number: int | None) -> None:
-        (self._local if role == "coordinator" else self._hosts).start(role, member, number)
+        if role != "coordinator":
+            self._hosts.start(role, member, number)
+        elif not self._hosts.coordinate(member):
+            self._local.start(role, member, number)
 
     def signal(self, member: Member, number: signal.Signals = signal.SIGKILL) -> None:
         where = self._local if member in self._local.processes else self._hosts

@@ -21,7 +21,7 @@ from typing import Self
 from planaria.cluster.accounts import OomKills, Works, name_of_signal
 from planaria.cluster.files import HOME, JobFiles
 from planaria.cluster.node import is_logged
-from planaria.cluster.nursery import IMPORTS, Forked, Nursery, borrow, give_back
+from planaria.cluster.nursery import ERRORS, IMPORTS, Forked, Nursery, borrow, give_back
 from planaria.cluster.script import ScriptProcess
 from planaria.cluster.scripts import Scripts
 from planaria.config import Config
@@ -30,7 +30,6 @@ from planaria.exactness import environment
 from planaria.trainer.declaring import Assignment
 from planaria.wire.messages import Member
 
-ERRORS = "PLANARIA_ERRORS"  # a variable of the coordinator's; see _our_errors
 STOP_S = 2.0  # how long processes may take to leave before they are killed
 LAST_LINES = 20
 
@@ -90,6 +89,10 @@ class Launcher(ABC):
         """The name of its host, if that is not this machine."""
         return ""
 
+    def domain(self, member: Member) -> str | None:
+        """What dies together with it, by name; None: it is nowhere yet."""
+        return ""
+
 
 class LocalLauncher(Launcher):
     """Everything on this machine."""
@@ -138,7 +141,7 @@ class LocalLauncher(Launcher):
         elif role in self._nurseries:
             self._unborn.append((role, member, number))
             self._bear()
-        else:
+        elif role != "coordinator" or not self._fork("server", role, member, number):
             self._spawn(role, member, number)
 
     def _environment(self, role: str) -> dict[str, str]:
@@ -192,15 +195,23 @@ class LocalLauncher(Launcher):
         """Processes that wait for a nursery, as soon as it is ready."""
         ready = {role for role, nursery in self._nurseries.items() if nursery.ready()}
         for unborn in [one for one in self._unborn if one[0] in ready]:
-            role, member, number = unborn
-            newborn = (str(self.files.folder), role, member, number)
-            forked = self._nurseries[role].fork(newborn, self.files.log(member))
-            if forked is None:
+            if not self._fork(unborn[0], *unborn):
                 break
             self._unborn.remove(unborn)
-            self._keep(role, member, forked)
         for role in [role for role, nursery in self._nurseries.items() if nursery.gone()]:
             self.close_nursery(role)
+
+    def _fork(self, nursery: str, role: str, member: Member, number: int | None) -> bool:
+        """Whether this nursery was ready, and has borne the process."""
+        bears = self._nurseries.get(nursery)
+        if bears is None or not bears.ready():
+            return False
+        newborn = (str(self.files.folder), role, member, number)
+        with _our_errors(role) as errors:
+            forked = bears.fork(newborn, self.files.log(member), errors)
+        if forked is not None:
+            self._keep(role, member, forked)
+        return forked is not None
 
     def close_nursery(self, role: str) -> None:
         """Its processes start the slow way from here on."""

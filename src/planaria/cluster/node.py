@@ -138,7 +138,8 @@ class MemberNode(Node):
         while self.stopped is None:
             now = time.monotonic()
             self.turn()
-            if self.machine.install is None and now - last_hello > HELLO_S:
+            known = self.orders.coordinator  # what is said to nobody would be said again late
+            if known and self.machine.install is None and now - last_hello > HELLO_S:
                 last_hello = now
                 self._hello()
             self.poll(wait_ms)

@@ -3,8 +3,9 @@
 Importing PyTorch takes seconds of a core, and when a trainer is replaced, everybody waits for that;
 what a server imports takes half a second, for each of them. So a job has two processes that
 import, once, and then do nothing but fork: one for trainers, one for servers. A nursery has no
-threads, one socket, and no part in the job: without it, processes start the slow way, as the
-coordinator does, which is there from the first moment to clean up.
+threads, one socket, and no part in the job: without it, processes start the slow way, as the first
+coordinator does, which is there from the first moment to clean up. Those that replace it come from
+the servers' nursery: they would take a core from the job for several steps.
 
 What it forks becomes a child of the supervisor, as if it had been started by it: the process in
 between ends while the supervisor is the one that orphans below it are given to, which it is for no
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -40,9 +41,14 @@ FORK_S = 2.0  # within which a process must be there
 PR_SET_CHILD_SUBREAPER = 36
 PR_GET_CHILD_SUBREAPER = 37
 READY = b"ready"
+ERRORS = "PLANARIA_ERRORS"  # a variable of the coordinator's: where its supervisor's errors go
+STANDARD_FILES = 3
 
-IMPORTS = {"trainer": "planaria.cluster.built_in", "server": "planaria.cluster.server_node"}
-"""By role of what a nursery bears: the module that brings all that it needs, and rehearses it."""
+IMPORTS = {
+    "trainer": ["planaria.cluster.built_in"],
+    "server": ["planaria.cluster.server_node", "planaria.cluster.coordinator_node"],
+}
+"""By role that a nursery is for: the modules that bring all that is needed, and rehearse it."""
 
 Newborn = tuple[str, str, str, int | None]
 """Its job's folder, role and member, and the place or rank that it has from the start, if any."""
@@ -126,8 +132,11 @@ class Nursery:
         late = not self._ready and time.monotonic() - self._began > IMPORT_S
         return late or self._broken or self._process.poll() is not None
 
-    def fork(self, newborn: Newborn, log: Path) -> Forked | None:
-        """A new process; None if there is no nursery any more. It must be ready."""
+    def fork(self, newborn: Newborn, log: Path, errors: Sequence[int] = ()) -> Forked | None:
+        """A new process; None if there is no nursery any more. It must be ready.
+
+        errors: descriptors that it finds by the variable ERRORS.
+        """
         try:
             orders, stdin = os.pipe()
         except OSError:  # out of descriptors
@@ -137,7 +146,7 @@ class Nursery:
         pid = None
         try:
             with log.open("ab") as out:
-                pid = self._ask(newborn, [orders, out.fileno(), out.fileno()])
+                pid = self._ask(newborn, [orders, out.fileno(), out.fileno(), *errors])
             return Forked(pid, lifeline)
         except OSError:
             self._broken = True
@@ -240,13 +249,14 @@ def serve(role: str, run: Callable[[str, str, str, int | None], int]) -> None:
     run: what a process does until its end; returns its exit code.
     """
     collect_rarely()
-    importlib.import_module(IMPORTS[role]).rehearse()
+    for module in IMPORTS[role]:
+        importlib.import_module(module).rehearse()
     keep_what_is_there()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whatever was inherited
     with socket.socket(fileno=os.dup(0)) as supervisor:
         supervisor.send(READY)
         while True:
-            request, descriptors, _, _ = socket.recv_fds(supervisor, 4096, 3)
+            request, descriptors, _, _ = socket.recv_fds(supervisor, 4096, STANDARD_FILES + 1)
             if not request:
                 return
             between = os.fork()
@@ -260,14 +270,15 @@ def serve(role: str, run: Callable[[str, str, str, int | None], int]) -> None:
 
 
 def _leave_the_nursery(supervisor: socket.socket, descriptors: list[int]) -> None:
-    """Returns in a child of the supervisor, with these as its standard files."""
+    """Returns in a child of the supervisor, with the first of these as its standard files."""
     os.setsid()
     between = os.getpid()
     if os.fork():
         os._exit(0)
-    for standard, descriptor in enumerate(descriptors):
+    for standard, descriptor in enumerate(descriptors[:STANDARD_FILES]):
         os.dup2(descriptor, standard)
         os.close(descriptor)
+    os.environ[ERRORS] = " ".join(map(str, descriptors[STANDARD_FILES:]))
     while os.getppid() == between:  # whose end is not the supervisor's
         time.sleep(0.0005)
     supervisor.send(str(os.getpid()).encode())

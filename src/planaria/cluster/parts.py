@@ -172,6 +172,12 @@ class PartSaver:
         self._seen = wanted
         return wanted
 
+    def begin_again_at(self, step: int) -> None:
+        """The layout has changed, and steps after this one come again: so do their parts."""
+        self._seen = min(self._seen, step)
+        if self._last_step is not None and step < self._last_step:
+            self.last_done = False
+
     def not_yet(self, step: int) -> None:
         """What `due` gave cannot be saved at this moment, and must be asked for again."""
         self._seen = step - 1
@@ -188,8 +194,9 @@ class PartSaver:
         why = "it was told too late" if late else "it took the place of another after that step"
         self._tell(PartFailed(step=step, place=place, why=why, late=late))
 
-    def save(self, step: int, place: int, take: Callable[[], Content]) -> None:
+    def save(self, step: int, place: int, take: Callable[[], Content], resizes: int = 0) -> None:
         """take: what is to be saved, as of now; it is called once nothing else is being written.
+        resizes: so often has the layout changed.
 
         If something is and this is the last step, it must be asked for again.
         """
@@ -214,7 +221,7 @@ class PartSaver:
             self._brake.release()  # nothing else is left to do
         self._moved = (0.0, taken)
         self._thread = threading.Thread(
-            target=self._write, args=(step, place, content, began, taken), daemon=True
+            target=self._write, args=(step, place, resizes, content, began, taken), daemon=True
         )
         self._thread.start()
         if self._sync:
@@ -242,7 +249,9 @@ class PartSaver:
             self._thread = None
         return True
 
-    def _write(self, step: int, place: int, content: Content, began: float, taken: float) -> None:
+    def _write(
+        self, step: int, place: int, resizes: int, content: Content, began: float, taken: float
+    ) -> None:
         assert self._folder is not None
         try:
             with (
@@ -265,6 +274,7 @@ class PartSaver:
             seconds=now - began,
             blocked_s=(now if self._sync else taken) - began + content.blocked_s,
             rested_s=self._brake.rested_s,
+            resizes=resizes,
         )
         self._tell(saved)
         self.last_done |= step == self._last_step

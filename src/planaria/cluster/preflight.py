@@ -10,15 +10,17 @@ import secrets
 import shutil
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planaria.checkpoints import RAW_BITS
 from planaria.checkpoints.folders import LocalFolder, open_folder
 from planaria.cluster.facts import Facts, read_facts
+from planaria.cluster.lending import LENT_BYTES
 from planaria.config import Config
 from planaria.dense import KEEP, keepers
 from planaria.errors import CheckpointError, ConfigError
+from planaria.server.arena import room_for
 from planaria.trainer.dense import dlrm_layers
 
 TRAINER_BYTES = 250 << 20  # torch, loaded
@@ -87,7 +89,8 @@ def memory_needed(config: Config) -> Memory:
         layout = config.layout.arena(arena.rows)
         data = sum(layout.data_records(place) for place in config.layout.places)
         held = sum(layout.records(place) for place in config.layout.places)
-        records += data * arena.words * 4 + held // 8  # and a bit that says whether it is valid
+        room = sum(room_for(layout, layout.records(place)) for place in config.layout.places)
+        records += data * arena.words * 4 + room // 8  # and a bit that says whether it is valid
         parity += (held - data) * arena.words * 4
         if config.r or config.survival.partial:  # a spare's memory is there before it is needed
             largest = max(layout.records(place) for place in config.layout.places)
@@ -96,10 +99,11 @@ def memory_needed(config: Config) -> Memory:
         touched = _touched(config, len(arena.table_ids))
         history += min(touched, arena.rows) * change * config.history.steps
     servers = config.servers + config.spares + 2  # the coordinator and a nursery are as large
-    state, gradient = _dense_bytes(config)
+    state, gradient = dense_bytes(config)
     of_trainers = config.trainers * (TRAINER_BYTES + (1 + KEEP) * state + 2 * KEEP * gradient)
     of_keepers = keepers(config.r, config.trainers) * KEEP * state
     processes = servers * SERVER_BYTES + of_keepers + of_trainers + _batch_bytes(config)
+    processes += _lent_bytes(config)
     return Memory(records, parity, history, spares, processes)
 
 
@@ -108,7 +112,7 @@ def _touched(config: Config, tables: int) -> int:
     return max(config.batch, config.trainers * config.script.ids // len(config.tables)) * tables
 
 
-def _dense_bytes(config: Config) -> tuple[int, int]:
+def dense_bytes(config: Config) -> tuple[int, int]:
     """Of weights and optimizer state; and of a gradient, which is as large as a sum."""
     if config.script.parameters is not None:  # Adam has the most
         return 12 * config.script.parameters, 4 * config.script.parameters
@@ -124,6 +128,16 @@ def _dense_bytes(config: Config) -> tuple[int, int]:
 def _batch_bytes(config: Config) -> int:
     """Of all trainers: embeddings and their gradients, as looked up and as pushed."""
     return sum(_touched(config, 1) * table.dim for table in config.tables) * 4 * 4
+
+
+def _lent_bytes(config: Config) -> int:
+    """What mates lend a server that is rebuilt. Deltas, rows and gradients are counted elsewhere:
+    a copy that is lent takes the place of one that is received.
+    """
+    if config.cluster.transport != "ipc" or config.cluster.encrypted or not config.r:
+        return 0
+    record = max(arena.words for arena in config.arenas) * 4
+    return config.servers * min(LENT_BYTES, config.rebuild.jobs * config.rebuild.chunk * record)
 
 
 def _memory_problems(config: Config, facts: Facts) -> Iterator[str]:
@@ -155,6 +169,30 @@ def _memory_notes(config: Config, facts: Facts) -> Iterator[str]:
     needed = memory_needed(config).total
     if facts.memory_bytes is not None and needed > NEARLY_ALL * facts.memory_bytes:
         yield f"the job takes {_size(needed)} of the {_size(facts.memory_bytes)} of free memory"
+
+
+def check_servers(config: Config, now: int, wanted: int, facts: Facts | None = None) -> None:
+    """Whether this machine can carry a job that runs on it while its servers become more or fewer;
+    raises ConfigError with all problems. What moves is there twice meanwhile.
+    """
+    facts = read_facts() if facts is None else facts
+    come, needed = max(wanted - now, 0), memory_needed(config)
+    moves = (needed.records + needed.parity) * abs(wanted - now) // max(wanted, now)
+    more, tasks = come * SERVER_BYTES + moves, come * (config.threads.server + TASKS_BESIDE)
+    problems = [*_descriptor_problems(replace(config, servers=max(wanted, now)), facts)]
+    if facts.memory_bytes is not None and more > facts.memory_bytes:
+        problems.append(
+            f"servers: that takes {_size(more)} more of memory on this machine while records move "
+            f"({_size(moves)} of records and parity, and {come} more processes), but "
+            f"{_size(facts.memory_bytes)} are free; take steps of fewer servers, or make room"
+        )
+    if facts.tasks is not None and tasks > facts.tasks:
+        problems.append(
+            f"servers: {come} more processes have about {tasks} threads, but only {facts.tasks} "
+            "more may be started; raise the limit (ulimit -u, or pids of the container)"
+        )
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 # --------------------------------------------------------------------- descriptors and processes
@@ -234,7 +272,7 @@ def _home_problems(folder: Path | None) -> Iterator[str]:
 
 def checkpoint_bytes(config: Config) -> int:
     """Of a full one: all rows once, and the dense network. Weights may have fewer bits."""
-    total, _ = _dense_bytes(config)
+    total, _ = dense_bytes(config)
     for arena in config.arenas:
         saved_bits = 32 * (arena.words - arena.dim) + config.checkpoint.bits * arena.dim
         total += arena.rows * (saved_bits // 8 + (8 if config.checkpoint.bits < RAW_BITS else 0))

@@ -1,4 +1,4 @@
-"""Hosts that Ray starts: an actor for each server, spare and trainer, spread over its nodes.
+"""Hosts that Ray starts: an actor for each process of a job, spread over its nodes.
 
 Ray places them and starts them again elsewhere when a node is lost. It carries no rows and no
 messages: an actor joins the job as any other host does, and tells of its process itself.
@@ -57,6 +57,8 @@ def _placement(ray: Any, job: Config, role: str, count: int) -> list[dict[str, A
     """Of so many actors, spread over the nodes."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+    if role == "coordinator":  # it computes next to nothing
+        return [{"num_cpus": 0, "scheduling_strategy": "SPREAD"}] * count
     cpus = job.threads.server if role == "server" else job.threads.trainer
     bundles = [{"CPU": cpus}] * count
     group = ray.util.placement_group(bundles, strategy="SPREAD")

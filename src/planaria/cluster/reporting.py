@@ -12,10 +12,10 @@ import numpy as np
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import JobEvent, Note, RolledBack, Struck, Watcher
 from planaria.config import Config
-from planaria.control.children import Child
-from planaria.control.supervising import Failure
+from planaria.control.children import Child, Failure
 from planaria.data.metrics import Evaluation
 from planaria.errors import ClusterError
+from planaria.layout.resizing import Resize
 from planaria.server.digest import Digest
 from planaria.wire.control import (
     HeldOut,
@@ -32,7 +32,7 @@ from planaria.wire.control import (
     Viewed,
     Working,
 )
-from planaria.wire.messages import NO_VIEW, Member
+from planaria.wire.messages import NO_VIEW, Member, Shift
 
 CURVE_POINTS = 1000  # of the loss curve in the report
 STEPS_KEPT = 100_000  # whose times are known
@@ -90,11 +90,12 @@ class Reporter(Watcher):
         self.scrubbed_records = 0
         self.servers: dict[Member, ServerHolds] = {}
         self.trainers: dict[Member, TrainerHolds] = {}
+        self.shifts: list[Shift] = []
         self.held_out: dict[int, dict[int, HeldOut]] = {}  # by rank and first sample
         self.curve: list[tuple[int, float]] = []
         self.committed = start  # the last step that every server is known to have
         self.rolled_back_at = 0.0
-        self._view = NO_VIEW  # of a set of processes
+        self._view, self._resizes, self._moves = NO_VIEW, 0, False  # of a set of processes
         self._starting = True  # until the first step of one
         self._start_said_at = 0.0
         self._observe = observe
@@ -187,6 +188,15 @@ class Reporter(Watcher):
         first = not progress.servers
         self.committed = viewed.committed
         progress.servers, progress.trainers = viewed.servers, viewed.trainers
+        for shift in viewed.shifts[len(self.shifts) :]:
+            self.shifts.append(shift)
+            self.say(f"from step {shift.after + 1} on, {counted(shift.trainers, 'trainer')}")
+        for resize in viewed.resizes[self._resizes :]:
+            self._on_resized(resize, at)
+            self.say(f"from step {viewed.committed + 1} on, {counted(resize.servers, 'server')}")
+        if viewed.moving is not None and not self._moves:
+            self.say(f"records move, to {counted(viewed.moving.servers, 'server')}")
+        self._resizes, self._moves = len(viewed.resizes), viewed.moving is not None
         members = {*viewed.servers, *viewed.trainers}
         for failure in progress.failures:
             if failure.view_at is None and failure.member not in members:
@@ -225,11 +235,26 @@ class Reporter(Watcher):
 
     def _on_rebuilt(self, rebuilt: Rebuilt | Reloaded, at: float) -> None:
         self.progress.rebuilding.pop(rebuilt.place, None)
-        for failure in self.progress.failures:
-            if failure.place == rebuilt.place and failure.rebuilt_ms is None:
-                failure.rebuilt_ms = (at - failure.at) * 1000
-                failure.rows_rebuilt, failure.bytes_rebuilt = rebuilt.rows, rebuilt.bytes
-                self.say(f"{failure.who} is whole again after {failure.rebuilt_ms:.0f} ms")
+        lost = [
+            failure
+            for failure in self.progress.failures
+            if failure.place == rebuilt.place and failure.rebuilt_ms is None
+        ]
+        for failure in lost:
+            failure.rebuilt_ms = (at - failure.at) * 1000
+            failure.rows_rebuilt, failure.bytes_rebuilt = rebuilt.rows, rebuilt.bytes
+        if lost:  # and whoever replaced it meanwhile
+            self.say(f"{lost[0].who} is whole again after {lost[0].rebuilt_ms:.0f} ms")
+
+    def _on_resized(self, resize: Resize, at: float) -> None:
+        """Whoever was lost is not rebuilt, where the others have taken over what it held."""
+        for failure in self.progress.failures if resize.lost else ():
+            if failure.place is not None and failure.place not in resize.stay:
+                if failure.rebuilt_ms is None:
+                    failure.rebuilt_ms = (at - failure.at) * 1000
+                    self.say(
+                        f"the others have what {failure.who} held after {failure.rebuilt_ms:.0f} ms"
+                    )
 
     def _on_scrubbed(self, found: ScrubFound) -> None:
         self.scrubs[found.round] = self.scrubs.get(found.round, 0) + found.wrong
@@ -248,7 +273,8 @@ class Reporter(Watcher):
             if failure.gap_ms is None:
                 failure.view_at = at  # the next step is one of the new processes
         progress.step = back.to_step
-        self.committed, self._starting, self._view = back.to_step, True, NO_VIEW
+        self.committed, self._starting = back.to_step, True
+        self._view, self._resizes, self._moves = NO_VIEW, 0, False
         progress.servers, progress.trainers, progress.rebuilding = [], [], {}
         self.curve = [point for point in self.curve if point[0] <= back.to_step]
         for ended in (self.servers, self.trainers, self.held_out):
@@ -291,10 +317,11 @@ class Reporter(Watcher):
             "steps": steps,
             "samples": steps * config.batch,
             "samples_per_s": self._samples_per_s(),
-            "servers": config.servers,
+            "servers": len(self.progress.servers) or config.servers,
             "k": layout.k,
             "parity": layout.r,
-            "trainers": config.trainers,
+            "trainers": self.shifts[-1].trainers if self.shifts else config.trainers,
+            "shifts": [list(shift) for shift in self.shifts],
             "scrubbed": {
                 "rounds": len(self.scrubs),
                 "records": self.scrubbed_records,

@@ -229,6 +229,8 @@ class Scripts:
             if script.pid in trainers:
                 script.rank = trainers[script.pid]
                 self._holders[script.rank] = script
+        if trainers:  # who was retired has no rank any more
+            self._holders = {r: one for r, one in self._holders.items() if r in trainers.values()}
 
     def show(self, *, everything: bool = False) -> None:
         """What they have printed: some of it, for there is other work, or all that is held."""
@@ -269,7 +271,7 @@ class Scripts:
         """The job is done: waits until the scripts have ended; what is wrong with how, if anything.
 
         They may take as long as they like, unless somebody interrupts them. Who was to have a rank
-        and never took it has nothing left to do.
+        and never took it, or was retired, has nothing left to do.
         """
         for script in self._placed:
             if script not in self._holders.values() and script.poll() is None:

@@ -21,7 +21,7 @@ from planaria.cluster.parts import (
     take_records,
 )
 from planaria.cluster.tracing import ANY, Tracer, trace_member
-from planaria.dense import keepers
+from planaria.coordinator.machine import RETIRED
 from planaria.server.job import ServerJob
 from planaria.server.machine import ServerMachine
 from planaria.server.priorities import RULES, Mfu, Priorities
@@ -38,7 +38,15 @@ from planaria.wire.control import (
     ScrubFound,
     ServerHolds,
 )
-from planaria.wire.messages import NO_VIEW, MateRequest, Member, Message, Push, RangeRequest
+from planaria.wire.messages import (
+    NO_VIEW,
+    MateRequest,
+    Member,
+    Message,
+    Push,
+    RangeRequest,
+    Stop,
+)
 
 REPORT_S = 0.2
 PAUSE_SHARE = 0.1
@@ -95,8 +103,6 @@ class ServerNode(MemberNode):
             config.arenas,
             config.layout,
             config.seed,
-            config.trainers,
-            keepers(config.r, config.trainers),
             keep_steps=config.history.steps,
             retry_s=config.cluster.retry_ms / 1000,
             rebuild_chunk=config.rebuild.chunk,
@@ -114,6 +120,7 @@ class ServerNode(MemberNode):
         at = start if restores else None
         self.server = ServerMachine(member, job, fresh_place=place, restored_at=at)
         self.machine = self.server
+        self.server.room = lambda to, size: self.transport.room(self.address_of(to), size)
         if restores and self.server.store is not None:
             restore_records(config, beginning.job, start, self.server.store, self._on_progress)
         self.saver = PartSaver(config, self.line.tell, start, files.job(), job.arenas)
@@ -126,6 +133,7 @@ class ServerNode(MemberNode):
         self._was_whole = place is not None
         self._told = 0.0
         self._rebuilds_since = 0.0  # its first view, if that had it rebuild
+        self._resizes = 0  # how often the layout has changed
         self._told_in = NO_VIEW  # the view in which it told what it holds
         self._applied, self._applied_at = 0, 0.0  # the last step seen, and when
         self._send_at = self._look_at = 0.0  # when its deltas are sent, and those of others read
@@ -159,6 +167,8 @@ class ServerNode(MemberNode):
         self.line.working("filling its records", self._progress, self._progress + 1)
 
     def _handle(self, sender: Member, address: str, message: Message) -> None:
+        if isinstance(message, Stop) and message.reason == RETIRED and self.saver.writing:
+            return  # it is told again
         super()._handle(sender, address, message)
         if isinstance(message, MateRequest | RangeRequest):
             self._mates_at = time.monotonic()
@@ -174,10 +184,13 @@ class ServerNode(MemberNode):
         step = self.saver.due(server.step, self.orders)
         if store is None or step is None:
             return
-        if step != store.step:
+        if not store.memory().data:
+            self.saver.last_done = True  # it only mirrors what others save
+        elif step != store.step:
             self.saver.missed(step, server.place)
         elif server.whole:
-            self.saver.save(step, server.place, lambda: self._take(store, step))
+            resizes = len(server.install.resizes) if server.install else 0
+            self.saver.save(step, server.place, lambda: self._take(store, step), resizes)
         elif step in (self.config.steps, server.last):
             self.saver.not_yet(step)  # nothing comes after it: it is saved when all is rebuilt
         else:
@@ -229,7 +242,7 @@ class ServerNode(MemberNode):
         if self._reserve is not None:
             return self._warm(self._reserve)
         wait_ms, rebuilder = self._protect(), self.server.rebuilder
-        if rebuilder is None or self.server.whole or not rebuilder.rests_s:
+        if rebuilder is None or self.server.mirrored or not rebuilder.rests_s:
             return wait_ms
         return min(wait_ms, math.ceil(rebuilder.rests_s * 1000))
 
@@ -256,7 +269,7 @@ class ServerNode(MemberNode):
         if server.unsent and not server.frozen() and now >= self._send_at:
             self.post(server.protect())
         wait_s = (self._send_at if server.unsent else self._look_at) - now
-        calm = server.whole and not server.frozen() and now - self._mates_at > MATES_S
+        calm = server.mirrored and not server.frozen() and now - self._mates_at > MATES_S
         self.transport.defer(on=calm and wait_s > 0)
         return math.ceil(wait_s * 1000) if wait_s > 0 else IDLE_MS
 
@@ -287,8 +300,12 @@ class ServerNode(MemberNode):
     def on_view(self) -> None:
         if self.server.wants_save:
             self._fill_from_save()
-        if self.server.install and self.server.install.rebuilding:
+        install = self.server.install
+        if install and (install.rebuilding or install.moving):
             self._mates_at = time.monotonic()
+        if install and len(install.resizes) != self._resizes:
+            self._resizes = len(install.resizes)
+            self.saver.begin_again_at(self.server.step)
         self._rebuilds_since = self._rebuilds_since or time.monotonic()
         self._was_whole = self.server.whole
 

@@ -15,6 +15,7 @@ from typing import Any
 from planaria.cluster.streams import MAGIC, NO_ROOM, Incoming, Outgoing, parse
 from planaria.cluster.transport import BACKLOG, HANDSHAKE_S, LINGER_S, Keys, Transport
 from planaria.errors import ClusterError, WireError
+from planaria.kernels.types import Bytes
 from planaria.wire.codec import Envelope, decode_trusted
 from planaria.wire.limits import Limits
 from planaria.wire.messages import Member
@@ -58,7 +59,7 @@ class Sockets(Transport):
             self._later.close()
             self._epoll.close()
             raise ClusterError(
-                f"cannot listen on {bind}: {error}; is the address in use?"
+                f"cannot listen on {bind}: {error}; it must be one of this machine, and free"
             ) from None
         self._epoll.register(self._door, select.EPOLLIN)
         self.address = _address_of(self._door, bind)
@@ -76,6 +77,10 @@ class Sockets(Transport):
             peer.put(frames)
         for address in dict.fromkeys(address for address, _ in messages):
             self._tend(self._peers[address])
+
+    def room(self, address: str, size: int) -> Bytes | None:
+        peer = self._peers.get(address)
+        return None if peer is None else peer.room(size)
 
     def connect(self, address: str) -> Outgoing:
         return self._new_peer(address)

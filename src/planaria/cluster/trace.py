@@ -16,7 +16,7 @@ from planaria.cluster.events import Exited, JobEvent, Struck, Watcher
 from planaria.cluster.files import JobFiles
 from planaria.cluster.injecting import KILLED
 from planaria.cluster.tracing import ANY, Span
-from planaria.control.supervising import Failure
+from planaria.control.children import Failure
 from planaria.errors import ClusterError
 from planaria.files import write_atomically
 from planaria.wire.control import Rebuilt, Viewed

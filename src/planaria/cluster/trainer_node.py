@@ -14,12 +14,13 @@ from planaria.cluster.files import JobFiles
 from planaria.cluster.node import IDLE_MS, MemberNode, log
 from planaria.cluster.parts import PartSaver, SavedDense, read_dense
 from planaria.cluster.tracing import Tracer, trace_member
-from planaria.dense import DenseCopies, keepers
+from planaria.dense import DenseCopies
 from planaria.exactness import measure
 from planaria.kernels.types import Bytes
 from planaria.server.digest import Digest
 from planaria.trainer.client import Client
-from planaria.trainer.machine import TrainerJob, TrainerMachine
+from planaria.trainer.job import TrainerJob
+from planaria.trainer.machine import TrainerMachine
 from planaria.wire.control import Ready, TrainerHolds, Waiting, Working
 from planaria.wire.messages import NO_VIEW, Member, Message
 
@@ -68,10 +69,9 @@ class TrainerNode(MemberNode):
             saved = read_dense(config, job_id, start) if self.beginning.restores else None
             dense.put(start, state if saved is None else saved)
         job = TrainerJob(
-            config.servers,
+            config.layout,
+            [arena.rows for arena in config.arenas],
             [arena.dim for arena in config.arenas],
-            config.trainers,
-            keepers(config.r, config.trainers),
             config.cluster.retry_ms / 1000,
         )
         self.trainer = TrainerMachine(self.member, job, dense, fresh_rank=rank)

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from planaria.kernels.types import Bytes
 from planaria.wire.codec import ANY_JOB, Envelope, encode
 from planaria.wire.limits import Limits
 from planaria.wire.messages import Member
@@ -77,6 +78,12 @@ class Transport(ABC):
         """Each to its address; those to the same one leave together where that is possible."""
         for address, frames in messages:
             self.send(address, frames)
+
+    def room(self, address: str, size: int) -> Bytes | None:
+        """Memory for the only array of a message that is sent there at once, if there is some that
+        saves a copy.
+        """
+        return None
 
     @abstractmethod
     def connect(self, address: str) -> Connection:

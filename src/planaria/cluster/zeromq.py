@@ -83,7 +83,7 @@ class ZeroMQ(Transport):
                 Path(bind.removeprefix("ipc://")).chmod(0o600)
         except (zmq.ZMQError, OSError) as error:
             raise ClusterError(
-                f"cannot listen on {bind}: {error}; is the address in use?"
+                f"cannot listen on {bind}: {error}; it must be one of this machine, and free"
             ) from None
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)

@@ -96,6 +96,16 @@ def _groups_fit_into_the_scatter_width(config: Config) -> str | None:
     return f"{least} or more, because k is {k} and parity is {config.r}"
 
 
+@_rule("rebuild.by", "servers", "strategy", "parity", "k")
+def _survivors_are_enough(config: Config) -> str | None:
+    if config.rebuild.by == "replacement" or config.servers <= config.r:
+        return None
+    least = (config.k or default_k(config.servers, config.r)) + config.r + 1
+    if config.r and config.servers >= least:
+        return None
+    return f"replacement, unless there is parity and {least} servers or more, k + parity + 1"
+
+
 @_rule("cluster.domains", "servers")
 def _every_server_has_a_domain(config: Config) -> str | None:
     domains = config.cluster.domains
@@ -109,6 +119,13 @@ def _every_trainer_has_samples(config: Config) -> str | None:
     if config.batch >= config.trainers:
         return None
     return f"a sample for each trainer, {config.trainers} or more"
+
+
+@_rule("trainer.elastic", "strategy")
+def _elastic_jobs_do_not_go_back(config: Config) -> str | None:
+    if config.trainer.elastic == "off" or not config.survival.needs_saves:
+        return None
+    return f"off, because strategy is {config.strategy}, which may repeat steps with fewer trainers"
 
 
 @_rule("model.rows", "model.tables", "tables")

@@ -44,6 +44,7 @@ from planaria.strategies import STRATEGIES, Strategy
 from planaria.tables import MAX_ROWS, Arena, Table, make_arenas
 
 MAX_PROCESSES = 1024  # of one role
+ELASTIC_TIMES = 8  # as many trainers as a job begins with, it may have later
 LABEL = text("a label without spaces", r"\S{1,200}")
 MAX_BATCH = 2**24
 MAX_WIDTH = 2**16
@@ -125,6 +126,7 @@ class RebuildConfig:
     chunk: Annotated[int, whole(1, 2**24)] = 16384
     jobs: Annotated[int, whole(1, 1024)] = 2
     bytes_per_s: Annotated[int, whole(0, 2**50)] = 0
+    by: Annotated[str, choice("replacement", "survivors")] = "replacement"
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,7 @@ class TrainerConfig:
     """device: of a script's collections, which name none themselves."""
 
     device: Annotated[str, text(DEVICES, r"(cpu|cuda|mps|xpu)(:[0-9]+)?")] = "cpu"
+    elastic: Annotated[str, choice("off", "on")] = "off"
 
 
 @dataclass(frozen=True)
@@ -317,6 +320,16 @@ class Config:
         """Whether no two members of a group share a fault domain: there are enough of them."""
         k = self.k or default_k(self.servers, self.r)
         return self.r > 0 and len(set(self.cluster.domains or ())) >= k + self.r
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether trainers may come and go."""
+        return self.trainer.elastic == "on"
+
+    @property
+    def most_trainers(self) -> int:
+        """So many there may be; each has a sample in every step."""
+        return min(self.batch, ELASTIC_TIMES * self.trainers) if self.is_elastic else self.trainers
 
     @property
     def optimizer_rule(self) -> Optimizer:

@@ -44,7 +44,7 @@ def check_required(config: Config) -> None:
     hosts, width = len(set(config.cluster.domains or ())), config.layout.k + config.r
     why = (
         f"a group's members, k + parity = {width}, stand on as many hosts, and there are {hosts}; "
-        "add hosts, or lower k"
+        "add hosts (--on none, --on ray) or labels (cluster.domains), or lower k"
     )
     if not config.r:
         why = "there is no parity; set parity to 1 or more"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from planaria.wire.messages import Member
+
 # What a script works at, before it says anything itself.
 FIRST_BATCH = "up to its first batch"
 IDLE_S = 300.0  # a script may do nothing at all for so long before its first batch
@@ -37,6 +39,18 @@ class Ended:
         return f"ended with code {self.code}{words}"
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A process that had a part in the job is lost to it. who: "server:2", "coordinator"."""
+
+    who: str
+    member: Member
+    role: str
+    number: int | None
+    step: int
+    reason: str
+
+
 @dataclass
 class Child:
     role: str
@@ -46,6 +60,8 @@ class Child:
     ready_at: float | None = None
     placed: bool = False  # whether a view names it, or it began the job
     condemned: str = ""  # why it was killed, if it was
+    condemned_at: float = 0.0
+    retired_at: float | None = None  # when the job had no more use for it
     obeyed: int = 0
     sent: tuple[int, float] = (0, 0.0)  # the orders that it was sent last, and when
     work: tuple[object, int] = ("", -1)  # what it does, and how much of it was done
@@ -59,8 +75,15 @@ class Child:
         """In a word, for whoever asks."""
         if self.condemned:
             return "is ended"
+        if self.retired_at is not None:
+            return "leaves"
         ready = self.listening if self.role == "coordinator" else self.ready
         return "ready" if ready else "starts"
+
+    @property
+    def starts(self) -> bool:
+        """Whether it will be there to take a place, if all goes well."""
+        return not (self.placed or self.ready or self.condemned)
 
     @property
     def nears_its_first_batch(self) -> bool:

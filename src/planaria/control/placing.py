@@ -18,6 +18,8 @@ from planaria.control.hosting import BEAT_S, MOST_LINES, SILENT_S
 from planaria.wire.control import Hosted, Hosting, Rehearsal, Unfit, Wanted
 from planaria.wire.messages import Member
 
+QUIET_BEATS = 4
+
 
 @dataclass
 class HostRecord:
@@ -38,8 +40,11 @@ class HostRecord:
     declared: dict[int, bytes] = field(default_factory=dict)  # by rank
     heard: int = 0  # lines that scripts have printed there
     unfit: bool = False
+    drained: bool = False  # it gets no more servers
 
     def free(self, role: str) -> int:
+        if role == "server" and self.drained:
+            return 0
         used = Counter(one.role for one in self.processes.values())
         used["trainer"] += len(self.ranks) + self.spares
         return self.offers.get(role, 0) - used[role]
@@ -63,6 +68,8 @@ class PlacingMachine:
         self._by = by
         self._hosts: dict[Member, HostRecord] = {}
         self._heard: dict[tuple[Member, int], int] = {}  # of those that are gone, and may come back
+        self._drained: set[Member] = set()
+        self._coordinates: Member = ""  # the host that was given the last coordinator, if one was
         self._waiting: list[Hosted] = []
         self._folder, self._files = "", dict[str, bytes]()
         self._domains: list[str] = []  # by place of a server, where it is known
@@ -88,6 +95,18 @@ class PlacingMachine:
     def start(self, role: str, member: Member, number: int | None) -> None:
         self._waiting.append(Hosted(role=role, member=member, number=number))
         self._place()
+
+    def coordinate(self, member: Member) -> bool:
+        """Whether a host runs the job's next coordinator; it does not wait for one. Not the host of
+        the last: what ended that may be the machine, or its links.
+        """
+        role, last = "coordinator", self._coordinates
+        free = {one: host.free(role) for one, host in self._hosts.items() if one != last}
+        chosen = self._coordinates = max(+Counter(free), key=lambda one: free[one], default="")
+        if chosen:
+            self._hosts[chosen].processes[member] = Hosted(role=role, member=member)
+            self._change(self._hosts[chosen])
+        return bool(chosen)
 
     def rehearse(self, script: Rehearsal) -> None:
         """All its ranks run it up to its first batch, and so do some spares."""
@@ -151,26 +170,51 @@ class PlacingMachine:
 
     def room(self, role: str) -> int:
         """For how many processes there is room, or was before some took it."""
-        return sum(host.offers.get(role, 0) for host in self._hosts.values())
+        hosts = [one for one in self._hosts.values() if role != "server" or not one.drained]
+        return sum(host.offers.get(role, 0) for host in hosts)
 
     def spread(self, servers: int) -> list[str]:
         """The domains of so many servers, by place, which they are placed in from here on. There is
-        room for them. Domains take turns, by how much room there is.
+        room for them. Domains take turns, those with most room first, so that none has more of them
+        than it must.
         """
-        left = Counter[str]()
-        for host in self._hosts.values():
-            left[host.domain] += host.offers.get("server", 0)
+        left = self._room_by_domain()
+        taken = Counter[str]()
         self._domains = []
         for _ in range(servers):
-            roomiest = max(left, key=lambda name: left[name])
-            left[roomiest] -= 1
-            self._domains.append(roomiest)
+            domain = max(+left, key=lambda name: (-taken[name], left[name]))
+            left[domain] -= 1
+            taken[domain] += 1
+            self._domains.append(domain)
         return self._domains
+
+    @property
+    def domains(self) -> int:
+        """In how many of them there is room for servers, or was."""
+        return len(self._room_by_domain())
+
+    def _room_by_domain(self) -> Counter[str]:
+        room = Counter[str]()
+        for host in self._hosts.values():
+            room[host.domain] += 0 if host.drained else host.offers.get("server", 0)
+        return +room
 
     def where(self, member: Member) -> str:
         """The name of the host that runs it."""
         names = [host.name for host in self._hosts.values() if member in host.processes]
         return names[0] if names else ""
+
+    def domain(self, member: Member) -> str | None:
+        """That of the host that runs it; None: it waits for room."""
+        domains = [host.domain for host in self._hosts.values() if member in host.processes]
+        return domains[0] if domains else None
+
+    def drain(self, name: str) -> None:
+        """No more servers there, until its command is started anew."""
+        for sender, host in self._hosts.items():
+            if host.name == name:
+                host.drained = True
+                self._drained.add(sender)
 
     def _place(self) -> None:
         for rank in list(self._unseated):
@@ -196,7 +240,9 @@ class PlacingMachine:
             for host in self._hosts.values()
             if host.free(role) > 0 and domain in (None, host.domain)
         ]
-        return max(hosts, key=lambda host: host.free(role), default=None)
+        # Who has been quiet for some beats may be gone: others come first.
+        awake = [host for host in hosts if self._ticked - host.heard_at < QUIET_BEATS * BEAT_S]
+        return max(awake or hosts, key=lambda host: host.free(role), default=None)
 
     def _server_room(self, place: int | None) -> HostRecord | None:
         """In its domain, if it has one with room."""
@@ -242,6 +288,7 @@ class PlacingMachine:
                 return False  # it leaves
             host = self._hosts[sender] = HostRecord(said.name, said.domain, said.run, now)
             host.heard = self._heard.get((sender, said.run), 0)
+            host.drained = sender in self._drained
             self._change(host)
             self.notes.append(f"host {said.name} has joined: {_rooms(said.offers)}")
         host.heard_at, host.offers = now, said.offers

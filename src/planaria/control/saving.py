@@ -15,6 +15,7 @@ from planaria.checkpoints import DENSE, PartSummary, Saved, plan_next
 from planaria.config import Config
 from planaria.control.pace import Ahead, Pace
 from planaria.errors import CheckpointError
+from planaria.layout.resizing import Resize
 from planaria.wire.control import Base, PartFailed, PartSaved, SavedRows
 
 LONGEST_CHAIN = 64  # checkpoints that one may need
@@ -33,6 +34,7 @@ class Publish:
     base: tuple[int, ...]
     rows: SavedRows
     extra: dict[str, Any]
+    resizes: tuple[Resize, ...] = ()  # since the job began: its layout follows from them
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Pending:
     blocked_s: float = 0.0  # the longest of any process
     rested_s: float = 0.0  # likewise
     parts: dict[int, PartSaved] = field(default_factory=dict)
+    resizes: int = 0  # so often had the layout changed: parts of another are of no use
     problems: dict[int, str] = field(default_factory=dict)
     late: bool = False  # whether somebody was told too late
     base: tuple[int, ...] = ()  # once it is being published
@@ -102,7 +105,7 @@ class SaveMachine:
         self._wanted = 0  # tries left of a save that somebody wants
         self._wanted_at: int | None = None  # the step of the last of them
         self._ahead = Ahead()
-        self._places = {DENSE, *config.layout.places}
+        self._resizes: list[Resize] = []
         self._pending: dict[int, Pending] = {}
         self._complete: dict[int, Pending] = {}  # all parts are there; published one at a time
         self._publishing: tuple[int, Pending] | None = None
@@ -123,6 +126,8 @@ class SaveMachine:
         if self._is_settled(step):
             return
         pending = self._pending.setdefault(step, Pending(now - saved.seconds))
+        if saved.place != DENSE and not self._fits(pending, saved.resizes):
+            return
         if not pending.parts:
             pending.began = now - saved.seconds
         pending.began = min(pending.began, now - saved.seconds)
@@ -142,6 +147,26 @@ class SaveMachine:
             pending.problems.setdefault(place, failed.why)
             self.notes.append(f"no part of {named(place)} for step {step}: {failed.why}")
         self._close_if_all_have_spoken(step, pending, now)
+
+    def on_view(self, resizes: Sequence[Resize]) -> None:
+        """The layout may have changed."""
+        self._resizes = list(resizes)
+
+    def _fits(self, pending: Pending, resizes: int) -> bool:
+        """Whether a part of that layout belongs to it. When the layout changes, the steps that are
+        not committed come again, and so do their parts: those of before are dropped.
+        """
+        if resizes > pending.resizes:
+            pending.resizes = resizes
+            dense = [DENSE] if DENSE in pending.parts else []
+            pending.parts = {place: pending.parts[place] for place in dense}
+            pending.problems = {p: why for p, why in pending.problems.items() if p == DENSE}
+        return resizes == pending.resizes
+
+    def _places(self, pending: Pending) -> set[int]:
+        """Whose parts it needs."""
+        done = self._resizes[: pending.resizes]
+        return {DENSE, *range(done[-1].servers if done else self.config.servers)}
 
     def on_step(self, step: int, now: float) -> None:
         self._ahead.on_step(step, now)
@@ -290,7 +315,7 @@ class SaveMachine:
     def waits_for(self) -> dict[int, list[int]]:
         """By step: the places whose parts are still to come, where some are there."""
         return {
-            step: sorted(self._places - pending.parts.keys() - pending.problems.keys())
+            step: sorted(self._places(pending) - pending.parts.keys() - pending.problems.keys())
             for step, pending in self._pending.items()
             if pending.parts
         }
@@ -343,10 +368,10 @@ class SaveMachine:
         return step in self._closed or step <= self.start or step in self._complete or publishing
 
     def _close_if_all_have_spoken(self, step: int, pending: Pending, now: float) -> None:
-        if pending.parts.keys() >= self._places:
+        if pending.parts.keys() >= self._places(pending):
             self._complete[step] = self._pending.pop(step)
             self._publish_next(now)
-        elif pending.parts.keys() | pending.problems.keys() >= self._places:
+        elif pending.parts.keys() | pending.problems.keys() >= self._places(pending):
             self._give_up(step, now)
 
     def _publish_next(self, now: float) -> None:
@@ -365,7 +390,8 @@ class SaveMachine:
             self._publishing = (step, pending)
             parts = tuple(saved.part for saved in pending.parts.values())
             rows = _best(pending)
-            self._work.append(Publish(step, parts, pending.base, rows, dict(self.extra)))
+            resizes = tuple(self._resizes[: pending.resizes])
+            self._work.append(Publish(step, parts, pending.base, rows, dict(self.extra), resizes))
 
     def _take_published(self, step: int) -> Pending | None:
         """None if this machine knows nothing of it: all have rolled back since."""
@@ -416,7 +442,7 @@ class SaveMachine:
         self._plan()
         if self.pace and not over:
             self.pace.on_given_up(pending.late, now)
-        lacking = sorted(self._places - pending.parts.keys() - pending.problems.keys())
+        lacking = sorted(self._places(pending) - pending.parts.keys() - pending.problems.keys())
         reasons = [*dict.fromkeys(pending.problems.values())]
         if lacking:
             reasons.append(f"{', '.join(map(named, lacking))} ended before it was saved")

@@ -9,6 +9,7 @@ The driver hands in what happened and the time of its own clock; it does what `t
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -24,6 +25,7 @@ from planaria.control.children import (
     IDLE_S,
     Child,
     Ended,
+    Failure,
 )
 from planaria.control.leaving import Leaving
 from planaria.coordinator.watch import Watch
@@ -52,6 +54,7 @@ from planaria.wire.messages import NO_VIEW, Member, View
 
 AGAIN_S = 0.25  # between two times that the same orders are sent
 STALL_S = 30.0  # beyond cluster.deadline_s: without progress for so long, something is amiss
+END_S = 1.0  # within which a coordinator that was killed must have ended
 START_S = 120.0  # a process that starts may say nothing for so long
 MOST_DELAY_S = 30.0  # before another process is started in place of one that could not start
 MOST_BARREN = 5  # so many in a row that end before they are of any use
@@ -88,18 +91,6 @@ class Send:
 
 
 Action: TypeAlias = Start | Kill | Send
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A process that had a part in the job is lost to it. who: "server:2", "coordinator"."""
-
-    who: str
-    member: Member
-    role: str
-    number: int | None
-    step: int
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -140,6 +131,7 @@ class SupervisorMachine:
         self._limit_s = cluster.deadline_s + STALL_S
         self._moved_at = self._now = self._ticked = now
         self._leaving = Leaving(start)
+        self._changes = 0  # how often servers or trainers have come or gone
         self._stalled_at = -1  # the step at which nothing moved last
         self._stalls = 0  # how often, at that step
         self._begin()
@@ -162,6 +154,8 @@ class SupervisorMachine:
         child = self.children.get(member)
         if child is None or child.role == "coordinator":
             return "coordinator"
+        if child.retired_at is not None:
+            return "retired"
         role, number = self._part(member, child)
         return "spare" if number is None else f"{role}:{number}"
 
@@ -205,6 +199,8 @@ class SupervisorMachine:
     def _lacking(self, told: WantMore) -> int:
         """Without scripts that start: they are asked for again and again, if they take long."""
         children = self.children.values()
+        if told.grows:
+            return told.count - sum(one.role == told.role and one.starts for one in children)
         starting = sum(one.nears_its_first_batch and not one.placed for one in children)
         if told.role != "trainer" or not starting:
             return told.count
@@ -219,6 +215,8 @@ class SupervisorMachine:
         child = self.children.get(member)
         if child is None or self.verdict:
             return
+        if child.role == "coordinator" and member != self.coordinator:
+            return  # it was replaced, though its host still runs it
         child.heard_at = now
         match told:
             case Obeyed():
@@ -247,7 +245,7 @@ class SupervisorMachine:
             case Silent():
                 self._on_silent(told)
             case WantMore():
-                self._wanted[told.role] += told.count
+                self._wanted[told.role] += 0 if told.grows else told.count
                 for _ in range(self._lacking(told)):
                     self._start(told.role)
             case Finished():
@@ -291,8 +289,9 @@ class SupervisorMachine:
                 child.heard_at = now
         for silence in self._watch.tick(now):
             if silence.member == self.coordinator and silence.member in self.children:
-                self._kill(silence.member, f"silent for {silence.seconds:.1f} s")
-                self._watch.gave_up(now)
+                self.kill(silence.member, f"silent for {silence.seconds:.1f} s")
+                self._watch.gave_up(silence, now)
+        self._end_unending_coordinator()
         for at, role in list(self._due):
             if now >= at:
                 self._due.remove((at, role))
@@ -322,16 +321,20 @@ class SupervisorMachine:
         if told.view <= self.view:
             return  # a new coordinator tells of the last one again
         dropped = {*self.servers, *self.trainers} - {*told.servers, *told.trainers}
+        changes = len(told.resizes) + len(told.shifts)
+        retires, self._changes = changes > self._changes, changes
         self.view, self.servers, self.trainers = told.view, told.servers, told.trainers
         self._wanted.clear()
-        for member in (*told.servers, *told.trainers):
-            child = self.children.get(member)
+        for child in map(self.children.get, (*told.servers, *told.trainers)):
             if child and not child.placed:
                 child.placed = True
                 self._barren[child.role] = 0
         for member in sorted(dropped):
-            if member in self.children:  # silent, so that its memory is freed
-                self._kill(member, "the others go on without it")
+            child = self.children.get(member)
+            if child and retires:  # it leaves by itself, once what it saves is saved
+                child.retired_at = self._now
+            elif child:  # silent, so that its memory is freed
+                self.kill(member, "the others go on without it")
         self._barren["coordinator"] = 0
         self._moved()
         due = sum(role == "server" for _, role in self._due)
@@ -353,7 +356,7 @@ class SupervisorMachine:
         if child.placed:
             self._note_failure(told.member, child, "hung", reason)
         else:  # a spare: no view will drop it
-            self._kill(told.member, reason)
+            self.kill(told.member, reason)
 
     def _on_coordinator_gone(self, member: Member, child: Child, ended: Ended) -> None:
         self._note_failure(member, child, ended.kind, child.condemned or ended.reason)
@@ -366,7 +369,7 @@ class SupervisorMachine:
         self._start_later("coordinator")
 
     def _on_member_gone(self, member: Member, child: Child, ended: Ended) -> None:
-        if ended.code in (EXIT_DONE, EXIT_FENCED, EXIT_ORPHAN):
+        if ended.code in (EXIT_DONE, EXIT_FENCED, EXIT_ORPHAN) or child.retired_at is not None:
             return
         self._note_failure(member, child, ended.kind, child.condemned or ended.reason)
 
@@ -414,8 +417,10 @@ class SupervisorMachine:
         self._moved_at = self._now
 
     def _end_slow_starts(self) -> None:
-        """Whoever has started and says nothing for long is ended, and so replaced."""
+        """Who starts and says nothing for long is replaced; who should have left is ended."""
         for member, child in list(self.children.items()):
+            if self._now - (child.retired_at or self._now) > self.config.checkpoint.stall_s:
+                self.kill(member, "it was retired, and does not leave")
             quiet_s = self._now - child.heard_at
             # A coordinator that listens beats, and is watched for that.
             started = child.listening if child.role == "coordinator" else child.ready
@@ -424,7 +429,13 @@ class SupervisorMachine:
                 self._moved()  # whoever waits for it is not stalled
                 limit_s = max(IDLE_S, self.config.cluster.hang_limit_s)
             if not started and quiet_s > limit_s:
-                self._kill(member, f"it has started and said nothing for {quiet_s:.0f} s")
+                self.kill(member, f"it has started and said nothing for {quiet_s:.0f} s")
+
+    def _end_unending_coordinator(self) -> None:
+        """Killed, and nobody tells of its end: its host may be gone. The next one takes over."""
+        child = self.children.get(self.coordinator)
+        if child and child.condemned and self._now - child.condemned_at > END_S:
+            self._on_coordinator_gone(self.coordinator, child, Ended(-signal.SIGKILL))
 
     def _end_stall(self) -> None:
         """Nothing moves: everybody starts afresh in a new view; then whom all wait for is replaced;
@@ -448,7 +459,7 @@ class SupervisorMachine:
             # Others may only wait for one of them in turn: no more than can be borne.
             for place in sorted(blamed)[: max(self.config.r, 1)]:
                 if self.servers[place] in self.children:
-                    self._kill(self.servers[place], "trainers wait for it in vain")
+                    self.kill(self.servers[place], "trainers wait for it in vain")
         else:
             waiting = "; ".join(map(self._describe, self.waiting))
             named = waiting or f"the processes are {', '.join(self.children)}"
@@ -476,10 +487,10 @@ class SupervisorMachine:
                 child.sent = (self.orders.number, self._now)
                 self._actions.append(Send(member, self.orders))
 
-    def _kill(self, member: Member, why: str) -> None:
+    def kill(self, member: Member, why: str) -> None:
         child = self.children[member]
         if not child.condemned:
-            child.condemned = why
+            child.condemned, child.condemned_at = why, self._now
             self._actions.append(Kill(member, why))
             if child.role == "coordinator" or not child.placed:
                 self.notes.append(f"{member} is killed: {why}")

@@ -10,12 +10,17 @@ change, because it cannot know what its predecessor had sent.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
-from planaria.dense import keepers
+from planaria.coordinator.bearing import unbearable
+from planaria.coordinator.moving import Moving
+from planaria.coordinator.scrubbing import Scrubs
+from planaria.coordinator.shifting import Shifting
+from planaria.coordinator.state import Gathering
 from planaria.layout import Layout
+from planaria.layout.resizing import layout_after
+from planaria.wire.control import CoordinatorState
 from planaria.wire.machine import Outbox
 from planaria.wire.messages import (
     Done,
@@ -27,6 +32,8 @@ from planaria.wire.messages import (
     Message,
     Prepare,
     Promise,
+    Scale,
+    ScaleTrainers,
     Scrub,
     Scrubbed,
     Spawn,
@@ -36,51 +43,11 @@ from planaria.wire.messages import (
 )
 
 SUPERVISOR: Member = "supervisor"
-
 QUIET_S = 0.5  # spares say hello several times as often; who does not may be frozen
 FENCED = "fenced: the others went on without this process"
+RETIRED = "retired: the job goes on with fewer processes"
+RETIRED_KEPT = 64  # names
 DONE = "the job is done"
-
-
-class CoordinatorState(msgspec.Struct, frozen=True):
-    """What survives the coordinator: which views were used, and the membership in force.
-
-    ended: why the job is over, once it is. Some may have been told already, so all must be.
-    """
-
-    epoch: int
-    n: int
-    install: Install
-    ended: str = ""
-
-
-def first_state(
-    epoch: int, servers: list[Member], trainers: list[Member], committed: int = 0
-) -> CoordinatorState:
-    """committed: the step that everybody starts at, restored from a checkpoint."""
-    install = Install(
-        view=View(epoch, 1), committed=committed, servers=servers, trainers=trainers, rebuilding=[]
-    )
-    return CoordinatorState(epoch, 1, install)
-
-
-@dataclass
-class Scrubbing:
-    """A verification that somebody asked for: who, and what each place has found."""
-
-    asked_by: Member
-    number: int
-    found: dict[int, Scrubbed] = field(default_factory=dict)
-
-
-@dataclass
-class Gathering:
-    """A view change under way: who must answer, and what they hold."""
-
-    view: View
-    waiting: set[Member]
-    since: float
-    promises: dict[Member, Promise] = field(default_factory=dict)
 
 
 class CoordinatorMachine:
@@ -100,9 +67,14 @@ class CoordinatorMachine:
         retry_s: float = 0.25,
         deadline_s: float = 10.0,
         partial: bool = False,
+        most_trainers: int = 0,
+        by_survivors: bool = False,
     ) -> None:
-        """partial: a lost server's place is filled from its last save, so that none is missed."""
-        self.layout = layout
+        """layout: that the job began with; partial: a lost server's place is filled from its last
+        save, so that none is missed; most_trainers: 0, where their number is fixed; by_survivors:
+        these rebuild what was lost.
+        """
+        self.first_layout = layout
         self.partial = partial
         self.retry_s = retry_s
         self.deadline_s = deadline_s
@@ -120,10 +92,14 @@ class CoordinatorMachine:
         # Trainers and keepers that may not have the dense state yet.
         self.bare: set[Member] = set(self.dense_members if restarted else self.keepers)
         self.done: set[Member] = set()
+        self.mirrored: set[Member] = set()
+        self.resting: set[Member] = set()
         self.gathering: Gathering | None = None
-        self.scrubbing: Scrubbing | None = None
-        self._scrubs = 0
+        self.moving = Moving(by_survivors=by_survivors and not partial)
+        self.shifting = Shifting(layout.r, most_trainers, deadline_s)
+        self.scrubs = Scrubs()
         self._asked: dict[str, int] = {"server": 0, "trainer": 0}
+        self._asked_at = now
         self._unsaved = True
         self._outbox: Outbox = []
         self._now = now
@@ -138,6 +114,14 @@ class CoordinatorMachine:
         return self.state.install
 
     @property
+    def layout(self) -> Layout:
+        return layout_after(self.first_layout, self.install.resizes, self.install.moving)
+
+    @property
+    def retired(self) -> set[Member]:
+        return set(self.install.retired)
+
+    @property
     def members(self) -> list[Member]:
         return [*self.install.servers, *self.install.trainers]
 
@@ -149,7 +133,7 @@ class CoordinatorMachine:
     @property
     def keepers(self) -> list[Member]:
         """Servers that keep the dense state as well."""
-        return self.install.servers[: keepers(self.layout.r, len(self.install.trainers))]
+        return self.install.keeping()
 
     @property
     def dense_members(self) -> list[Member]:
@@ -177,23 +161,20 @@ class CoordinatorMachine:
             case Promise():
                 self._on_promise(sender, message)
             case Installed() if message.view == self.install.view:
-                self.installed.add(sender)
-                if message.dense:
-                    self.bare.discard(sender)
-                if message.whole:
-                    self.whole.add(sender)
-                self._finish_if_done()
+                self._on_installed(sender, message)
+            case Scale() | ScaleTrainers():
+                self._on_scale(sender, message)
             case Scrub():
-                self._start_scrub(sender)
+                self._outbox += self.scrubs.start(sender, self.install)
             case Scrubbed() if message.view == self.install.view:
-                self._on_scrubbed(message)
+                self._outbox += self.scrubs.on_found(message, self.install)
             case Done() if message.view == self.install.view:
                 self.done.add(sender)
                 self._finish_if_done()
         return self.take_outbox()
 
     def _on_hello(self, hello: Hello) -> None:
-        if hello.member in self.dead:
+        if hello.member in self.dead or hello.member in self.install.retired:
             return
         known = self._all_known()
         self.addresses[hello.member] = hello.address
@@ -209,6 +190,21 @@ class CoordinatorMachine:
             if is_new:
                 self._asked[hello.role] = max(self._asked[hello.role] - 1, 0)
                 self._decide_if_complete()
+                self._move_on()
+
+    def _on_installed(self, sender: Member, installed: Installed) -> None:
+        self.installed.add(sender)
+        if installed.dense:
+            self.bare.discard(sender)
+        for told, members in (
+            (installed.whole, self.whole),
+            (installed.mirrored, self.mirrored),
+            (installed.rests, self.resting),
+        ):
+            if told:
+                members.add(sender)
+        self._finish_if_done()
+        self._move_on()
 
     def start_afresh(self, now: float) -> Outbox:
         """Nothing moves and nobody knows why: a new view makes everybody send again."""
@@ -229,8 +225,9 @@ class CoordinatorMachine:
             self._give_up([member])
 
     def _on_heartbeat(self, sender: Member, beat: Heartbeat) -> None:
-        if sender in self.dead:
-            self._send(sender, Stop(view=self.install.view, reason=FENCED))
+        if sender in self.dead or sender in self.retired:
+            reason = FENCED if sender in self.dead else RETIRED
+            self._send(sender, Stop(view=self.install.view, reason=reason))
         elif sender in self.silent and beat.age_ms / 1000 < self._now - self.silent[sender]:
             # Its main loop has turned since it was suspected. What it said is true, however late
             # it comes: at worst it is suspected again.
@@ -303,63 +300,67 @@ class CoordinatorMachine:
             self._finish(lost)
             return
         for role, places in (("server", self.install.servers), ("trainer", self.install.trainers)):
-            missing = sum(member in self.dead for member in places) - len(self.spares[role])
-            if missing > 0:
-                if missing > self._asked[role]:
-                    self._send(
-                        SUPERVISOR,
-                        Spawn(view=gathering.view, role=role, count=missing - self._asked[role]),
-                    )
-                    self._asked[role] = missing
+            if self._lacks(role, sum(member in self.dead for member in places)):
                 return
         self._decide(gathering)
 
+    def _lacks(self, role: str, wanted: int, *, grows: bool = False) -> bool:
+        """Whether there are too few spares; asks for those that are missing."""
+        missing = wanted - len(self.spares[role])
+        if self._now - self._asked_at > self.deadline_s:
+            self._asked[role] = 0  # those that were asked for have died, or will be too many
+        if missing > self._asked[role]:
+            self._asked_at = self._now
+            more, view = missing - self._asked[role], View(self.state.epoch, self.state.n)
+            self._send(SUPERVISOR, Spawn(view=view, role=role, count=more, grows=grows))
+            self._asked[role] = missing
+        return missing > 0
+
     def _what_is_lost(self, whole: set[int], replicated: bool) -> str | None:
-        """A sentence if the job cannot go on, naming what is gone (rule 8)."""
-        lost = [
-            group
-            for group, places in enumerate(self.layout.groups.tolist())
-            if sum(place not in whole for place in places) > self.layout.r
-        ]
+        lost = unbearable(self.layout, len(self.install.servers), whole)
         if lost and not self.partial:
-            gone = sorted(set(range(len(self.install.servers))) - whole)
-            if not self.layout.r:
-                named = ", ".join(f"server:{place}" for place in gone)
-                return f"{named} was lost, and there is no parity to make that good"
-            named = ", ".join(str(self.layout.groups[group].tolist()) for group in lost[:3])
-            return (
-                f"more than {self.layout.r} servers of a group were lost: places {gone} are gone "
-                f"or not rebuilt, which {len(lost)} groups cannot bear, among them {named}"
-            )
+            return lost
         return None if replicated else "nobody is left who holds the dense network"
 
     def _decide(self, gathering: Gathering) -> None:
         """Rule 8: the committed step is what everybody holds who holds anything."""
         promises = gathering.promises
-        committed = min(p.held for p in promises.values() if not p.blank)
+        held = min(p.held for p in promises.values() if not p.blank)
+        committed = max(held, self.install.committed)
         servers = [self._living_or_spare("server", member) for member in self.install.servers]
         trainers = [self._living_or_spare("trainer", member) for member in self.install.trainers]
-        rebuilding = [
-            place
-            for place, member in enumerate(servers)
-            if member not in promises or not promises[member].whole
-        ]
+        blank = {m for m in servers if m not in promises or not promises[m].whole}
+        spares = self._by_readiness("server")
+        moves = self.moving.next(self.install, servers, promises, spares, self.layout, self.keepers)
+        for member in moves.servers:
+            self.spares["server"].pop(member, None)
+        waiting = len(self.spares["trainer"])
+        crew = self.shifting.next(self.install, trainers, promises, committed, waiting)
+        trainers = crew.trainers + [self._take_spare("trainer") for _ in range(crew.come)]
         install = Install(
             view=gathering.view,
-            committed=max(committed, self.install.committed),
-            servers=servers,
+            committed=committed,
+            servers=moves.servers,
             trainers=trainers,
-            rebuilding=rebuilding,
+            rebuilding=[p for p, member in enumerate(moves.servers) if member in blank],
             step_s=self._step_s(promises.values()),
-            addresses={member: self.addresses[member] for member in servers + trainers},
+            addresses={member: self.addresses[member] for member in moves.servers + trainers},
+            resizes=moves.resizes,
+            moving=moves.moving,
+            keepers=crew.keepers,
+            shifts=crew.shifts,
+            shift=crew.shift,
+            retired=[*self.install.retired, *moves.retire, *crew.retire][-RETIRED_KEPT:],
         )
         self.state = CoordinatorState(self.state.epoch, self.state.n, install)
-        self._unsaved = True
-        self.gathering = None
-        self.installed, self.whole, self.done = set(), set(), set()
+        self._unsaved, self.gathering = True, None
+        for told in (self.installed, self.whole, self.mirrored, self.resting, self.done):
+            told.clear()
         self.bare = {m for m in self.dense_members if m not in promises or not promises[m].dense}
         for member in self.members:
             self._send(member, install)
+        for member in (*moves.retire, *crew.retire):  # told again when it beats
+            self._send(member, Stop(view=install.view, reason=RETIRED))
 
     def _step_s(self, promises: Iterable[Promise]) -> float:
         """How long a step took while everybody was whole; while somebody was not, as before."""
@@ -373,9 +374,9 @@ class CoordinatorMachine:
 
     def _send_install(self, members: Iterable[Member]) -> None:
         """To those that do not have it, or are at work because of it."""
-        install = self._with_addresses()
+        install, rebuilding = self._with_addresses(), self._rebuilding()
         for member in members:
-            if member not in self.installed or self._rebuilding(member):
+            if member not in self.installed or member in rebuilding or self._owes(member):
                 self._send(member, install)
 
     def _with_addresses(self) -> Install:
@@ -387,45 +388,45 @@ class CoordinatorMachine:
         return self.install
 
     def _living_or_spare(self, role: str, member: Member) -> Member:
-        if member not in self.dead:
-            return member
-        spares = self.spares[role]
-        awake = (spare for spare, at in spares.items() if self._now - at <= QUIET_S)
-        chosen = next(awake, None) or next(iter(spares))  # who came first is readiest
-        del spares[chosen]
+        return member if member not in self.dead else self._take_spare(role)
+
+    def _take_spare(self, role: str) -> Member:
+        chosen = self._by_readiness(role)[0]
+        del self.spares[role][chosen]
         return chosen
 
-    # ------------------------------------------------------------------ scrubbing
+    def _by_readiness(self, role: str) -> list[Member]:
+        """Spares: who is awake, and who came first."""
+        spares = self.spares[role]
+        return sorted(spares, key=lambda spare: self._now - spares[spare] > QUIET_S)
 
-    def _start_scrub(self, asked_by: Member) -> None:
-        if self.scrubbing and self.scrubbing.asked_by == asked_by:
-            return  # it is on its way; who asks again was only impatient
-        self._scrubs -= 1  # steps, which servers number their own rounds by, are positive
-        self.scrubbing = Scrubbing(asked_by, self._scrubs)
-        self._ask_scrub()
+    # ------------------------------------------------------------------ coming and going
 
-    def _ask_scrub(self) -> None:
-        """Servers that have not answered; after a view change, all start again."""
-        assert self.scrubbing
-        for place, server in enumerate(self.install.servers):
-            if place not in self.scrubbing.found:
-                self._send(server, Scrub(view=self.install.view, round=self.scrubbing.number))
-
-    def _on_scrubbed(self, found: Scrubbed) -> None:
-        scrubbing = self.scrubbing
-        if scrubbing is None or found.round != scrubbing.number:
-            return
-        scrubbing.found[found.place] = found
-        if len(scrubbing.found) == len(self.install.servers):
-            total = Scrubbed(
-                view=self.install.view,
-                round=found.round,
-                place=-1,
-                records=sum(f.records for f in scrubbing.found.values()),
-                wrong=sum(f.wrong for f in scrubbing.found.values()),
+    def _on_scale(self, sender: Member, wanted: Scale | ScaleTrainers) -> None:
+        """Asked for again and again by whoever waits for it."""
+        if isinstance(wanted, ScaleTrainers):
+            scaled = self.shifting.on_scale(wanted, self.install, self._now)
+        else:
+            scaled = self.moving.on_scale(
+                wanted, self.install, self.layout, partial=self.partial, now=self._now
             )
-            self._send(scrubbing.asked_by, total)
-            self.scrubbing = None
+        self._send(sender, scaled)
+        self._move_on()
+
+    def _move_on(self) -> None:
+        """Begins what is wanted, or ends what is under way, once everybody is ready for it."""
+        if self.gathering is not None or self.finished or not self._all_known():
+            return
+        there = self.installed - self.bare
+        if there.issuperset(self.install.servers) and not self._rebuilding():
+            lacks = self._lacks("server", self.moving.comes(self.install))
+            if not lacks and self.moving.is_due(self.install, self._by_readiness("server")):
+                self._change()
+                return
+        present = self.installed.issuperset(self.members) and not self.bare
+        if present and self.shifting.is_due(self.install, self.resting, self._now):
+            if not self._lacks("trainer", self.shifting.comes(self.install), grows=True):
+                self._change()
 
     # ------------------------------------------------------------------ timers and the end
 
@@ -435,6 +436,7 @@ class CoordinatorMachine:
         if self.finished:
             return self.take_outbox()
         self._give_up_if_bearable()
+        self._move_on()
         if now - self._last_retry >= self.retry_s:
             self._last_retry = now
             self._retry(now)
@@ -455,13 +457,12 @@ class CoordinatorMachine:
         if late:
             self._give_up(late)
             return
-        if self.scrubbing and self.gathering is None:
-            self._ask_scrub()
         if self.gathering is None:
+            self._outbox += self.scrubs.ask(self.install)
             if self._all_known():
                 self._send_install(self.members)
         elif now - self.gathering.since > self.deadline_s and not self.gathering.waiting:
-            # The processes that were asked for died before they could say hello.
+            # Those that were asked for died before they could say hello.
             self._asked = dict.fromkeys(self._asked, 0)
             self.gathering.since = now
             self._decide_if_complete()
@@ -469,8 +470,15 @@ class CoordinatorMachine:
             for member in sorted(self.gathering.waiting):
                 self._send(member, Prepare(view=self.gathering.view))
 
-    def _rebuilding(self, member: Member) -> bool:
-        return member not in self.whole and member in self.install.servers
+    def _rebuilding(self) -> set[Member]:
+        """Those that are at work. Who leaves need not be whole."""
+        return {*self.install.staying()} - (self.whole & self.mirrored)
+
+    def _owes(self, member: Member) -> bool:
+        """Whether a shift waits until it rests, or a view for its dense state: that may be lost."""
+        shift = self.install.shift
+        works = shift is not None and member in {*self.install.trainers} - self.resting
+        return works or member in self.bare
 
     def _finish_if_done(self) -> None:
         """All trainers hold all answers, all servers all records (rule 6), and have told so."""
@@ -483,8 +491,8 @@ class CoordinatorMachine:
         # A coordinator that was replaced finds out before it stops anybody.
         self.state = msgspec.structs.replace(self.state, ended=reason)
         self._unsaved = True
-        everybody = [*self.members, *self.spares["server"], *self.spares["trainer"], SUPERVISOR]
-        for member in everybody:
+        spares = [*self.spares["server"], *self.spares["trainer"]]
+        for member in (*self.members, *spares, *self.install.retired, SUPERVISOR):
             if member not in self.dead:
                 self._send(member, Stop(view=self.install.view, reason=reason))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from planaria.wire.messages import Member
 
 LENIENT_S = 60.0  # for so long after somebody was given up
+TOGETHER = 1 / 8  # of the limit: who fell silent within that of another has met the same fate
 MOST_DOUBLINGS = 3
 
 
@@ -31,13 +32,14 @@ class Watch:
     its main loop has not turned for so long is hung.
 
     Where a machine is short of time, members are silent that only wait for their turn, and so would
-    those be that take their places. So every one that is given up doubles the limit for a while.
+    those be that take their places. So every one that is given up doubles the limit for a while;
+    but not for those that fell silent together with it, as all do on a machine that dies.
     """
 
     def __init__(self, limit_s: float, hang_s: float) -> None:
         self.base_s = limit_s
         self.hang_s = hang_s
-        self._given_up: list[float] = []  # when, of late
+        self._given_up: list[tuple[float, float]] = []  # of late: when, and last heard of when
         self._heard: dict[Member, tuple[float, float]] = {}  # when, and the age that it told
         self._last_tick: float | None = None
 
@@ -53,25 +55,26 @@ class Watch:
     def forget(self, member: Member) -> None:
         self._heard.pop(member, None)
 
-    def gave_up(self, now: float) -> None:
-        """Somebody was given up because it was silent."""
-        self._given_up = [*self._given_up, now][-MOST_DOUBLINGS:]
+    def gave_up(self, silence: Silence, now: float) -> None:
+        """Somebody was given up because it was silent, for so long when that was found."""
+        self._given_up = [*self._given_up, (now, now - silence.seconds)]
 
-    @property
-    def limit_s(self) -> float:
-        return self.base_s * (1 << len(self._given_up))
+    def limit_s(self, heard_at: float) -> float:
+        """For a member that was last heard of then."""
+        earlier = [at for _, at in self._given_up if heard_at - at > TOGETHER * self.base_s]
+        return self.base_s * (1 << min(len(earlier), MOST_DOUBLINGS))
 
     def tick(self, now: float) -> list[Silence]:
         """Everybody who is silent or hung now. Called at least four times per limit_s."""
         last, self._last_tick = self._last_tick, now
-        self._given_up = [at for at in self._given_up if now - at < LENIENT_S]
+        self._given_up = [one for one in self._given_up if now - one[0] < LENIENT_S]
         if last is not None and now - last > self.base_s / 2:
             # It is this process that slept, and what the others sent is still on its way.
             self._heard = dict.fromkeys(self._heard, (now, 0.0))
             return []
         found = []
         for member, (at, age_s) in self._heard.items():
-            if now - at > self.limit_s:
+            if now - at > self.limit_s(at):
                 found.append(Silence(member, now - at, hung=False))
             elif age_s > self.hang_s:
                 found.append(Silence(member, age_s, hung=True))

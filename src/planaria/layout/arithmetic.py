@@ -12,31 +12,62 @@ first, in ascending order of group, then parity regions, likewise:
     | S records     | S records     |     | S records       |     |
     record index = region * S + slot
 
-So the data records of a server are its first records, and all servers' regions have equal length;
-the last stripes of an arena may be padding.
+So the data records of a fresh server are its first records, and all servers' regions have equal
+length; the last stripes of an arena may be padding.
+
+When servers come or go (resizing.py), whoever keeps a membership keeps its region where it is:
+nothing is copied within a server. What it is given is added behind its other regions, or where
+something was that it has given away. Then data lies between parity, and some regions hold nothing.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from planaria.errors import LayoutError
+from planaria.layout.board import GroupArray
 from planaria.layout.groups import check_sizes, choose_groups, default_k
-from planaria.layout.regroup import Domains, GroupArray, regroup
+from planaria.layout.regroup import Domains, regroup
 
 Ints32 = npt.NDArray[np.int32]
 Ints64 = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+NOTHING = -1  # the group of a region that holds nothing
+NOBODY = -1
 
 
 @dataclass(frozen=True, eq=False)
 class Regions:
     """The regions of one server, in the order in which they lie in its arenas."""
 
-    group: Ints32  # [regions]
+    group: Ints32  # [regions]; NOTHING, where nothing is held
     position: Ints32  # [regions], 0 .. k-1 data, k .. k+r-1 parity
-    data_regions: int  # the first so many hold data, the rest parity
+    is_data: Flags  # [regions]; the rest is parity, mirrors, or nothing
+    is_mirror: Flags  # [regions]; of somebody else's position
+
+    @property
+    def data_end(self) -> int:
+        """Behind the last region that holds data."""
+        return int(np.flatnonzero(self.is_data)[-1]) + 1 if self.is_data.any() else 0
+
+    @property
+    def in_order(self) -> bool:
+        """Whether all data comes first, as in a fresh layout."""
+        return bool(self.is_data[: self.data_end].all())
+
+
+@dataclass(frozen=True, eq=False)
+class Mirrors:
+    """Memberships on their way to another place, which until then has a copy of each: whatever
+    changes the holder's records changes these, too. Both int32[G, k + r].
+    """
+
+    place: Ints32  # who has a mirror of that position; NOBODY, if none is on its way
+    region: Ints32  # where it is there
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +79,16 @@ class Layout:
 
     groups: GroupArray  # [G, k + r]
     k: int
-    places: tuple[int, ...] = field(init=False)  # ascending
+    numbering: InitVar[Ints32 | None] = None  # the `region_of` to have, if not a fresh cluster's
+    mirrors: Mirrors | None = field(default=None, repr=False)
     region_of: Ints32 = field(init=False, repr=False)  # [G, k + r], on the member's own server
+    places: tuple[int, ...] = field(init=False)  # ascending
     _regions: dict[int, Regions] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, numbering: Ints32 | None) -> None:
         groups = _checked_groups(self.groups, self.k)
-        regions, region_of = _number_regions(groups, self.k)
+        region_of = _number_regions(groups, self.k) if numbering is None else numbering.copy()
+        regions = _regions_by_place(groups, self.k, region_of, self.mirrors)
         # The dataclass is frozen for its users; this is the one place that fills it.
         object.__setattr__(self, "groups", _frozen(groups))
         object.__setattr__(self, "places", tuple(regions))
@@ -81,6 +115,11 @@ class Layout:
         return Layout(regroup(self.groups, self.k, places, domains), self.k)
 
     @property
+    def is_fresh(self) -> bool:
+        """Whether regions lie as the groups alone say."""
+        return np.array_equal(self.region_of, _number_regions(self.groups, self.k))
+
+    @property
     def r(self) -> int:
         """Parity records per stripe."""
         return int(self.groups.shape[1]) - self.k
@@ -93,7 +132,12 @@ class Layout:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):
             return NotImplemented
-        return self.k == other.k and np.array_equal(self.groups, other.groups)
+        return (
+            self.k == other.k
+            and self.mirrors is other.mirrors
+            and np.array_equal(self.groups, other.groups)
+            and np.array_equal(self.region_of, other.region_of)
+        )
 
     def __hash__(self) -> int:
         return hash((self.k, self.groups.tobytes()))
@@ -109,21 +153,46 @@ class Layout:
 
     def mates(self, place: int) -> dict[int, int]:
         """The servers that share groups with `place`, and how many groups each."""
-        shared = self.groups[self.regions(place).group]
+        held = self.regions(place).group
+        shared = self.groups[held[held != NOTHING]]
         mates, counts = np.unique(shared[shared != place], return_counts=True)
         return dict(zip(mates.tolist(), counts.tolist(), strict=True))
 
     def holders(self, place: int) -> tuple[int, ...]:
-        """The servers that hold parity for data of `place`: where its deltas go, ascending."""
-        own = self.regions(place)
-        groups = self.groups[own.group[: own.data_regions], self.k :]
-        return tuple(np.unique(groups).tolist())
+        """The servers that are sent what changes in the data of `place`, ascending: those that hold
+        parity for it, or mirrors.
+        """
+        found = self.protecting(place)[0]
+        return tuple(np.unique(found[found != NOBODY]).tolist())
 
     def sources(self, place: int) -> tuple[int, ...]:
-        """The servers whose data `place` holds parity for: where deltas come from, ascending."""
+        """The servers whose data `place` holds parity for, or mirrors: where deltas come from,
+        ascending.
+        """
         own = self.regions(place)
-        groups = self.groups[own.group[own.data_regions :], : self.k]
-        return tuple(np.unique(groups).tolist())
+        copies = own.is_mirror & (own.position < self.k)
+        parity = ~own.is_data & ~copies & (own.group != NOTHING)
+        data_of_parity = self.groups[own.group[parity], : self.k].ravel()
+        data_of_copies = self.groups[own.group[copies], own.position[copies]]
+        return tuple(np.unique(np.concatenate([data_of_parity, data_of_copies])).tolist())
+
+    def protecting(self, place: int) -> tuple[Ints32, Ints32]:
+        """By region of `place`, up to the last with data: who must be told what changes there, and
+        in which region it has the parity or the mirror; both int32[regions, most of them], NOBODY
+        where there are fewer.
+        """
+        own = self.regions(place)
+        group, position = own.group[: own.data_end], own.position[: own.data_end]
+        whom, where = self.groups[group, self.k :], self.region_of[group, self.k :]
+        if (mirrors := self.mirrors) is not None:
+            at = np.arange(self.groups.shape[1])[None, :]
+            concerned = (at >= self.k) | (at == position[:, None])
+            whom = np.hstack([whom, np.where(concerned, mirrors.place[group], NOBODY)])
+            where = np.hstack([where, mirrors.region[group]])
+            used = (whom != NOBODY).any(axis=0)
+            whom, where = whom[:, used], where[:, used]
+        whom = np.where(own.is_data[: own.data_end, None], whom, NOBODY)
+        return np.ascontiguousarray(whom, np.int32), np.ascontiguousarray(where, np.int32)
 
     def arena(self, rows: int) -> "ArenaLayout":
         """The layout of an arena with so many rows."""
@@ -151,8 +220,8 @@ class ArenaLayout:
         return int(self.layout.regions(place).group.size) * self.slots
 
     def data_records(self, place: int) -> int:
-        """Of these, the ones that are data; their indices are the lowest."""
-        return self.layout.regions(place).data_regions * self.slots
+        """All data has lower indices than this; in a fresh layout all that have are data."""
+        return self.layout.regions(place).data_end * self.slots
 
     def locate(self, rows: npt.ArrayLike) -> tuple[Ints32, Ints64]:
         """The place (int32 [n]) and the index there (int64 [n]) of each row."""
@@ -165,17 +234,22 @@ class ArenaLayout:
         return self.layout.groups.ravel()[member], region * self.slots + slot
 
     def stripe_at(self, place: int, index: npt.ArrayLike) -> tuple[Ints32, Ints64, Ints32]:
-        """Group, slot and position of the records at `index` on one server, each [n]."""
+        """Group, slot and position of the records at `index` on one server, each [n]; NOTHING is
+        the group of what is not in use.
+        """
         own = self.layout.regions(place)
         records = own.group.size * self.slots
         region, slot = np.divmod(_checked_numbers(index, records, "index"), self.slots)
         return own.group[region], slot, own.position[region]
 
     def row_at(self, place: int, index: npt.ArrayLike) -> Ints64:
-        """The arena row of the records at `index` on one server; -1 for parity and padding."""
+        """The arena row of the data records at `index` on one server; -1 for all that is not data,
+        and for padding.
+        """
         group, slot, position = self.stripe_at(place, index)
         row = (slot * self.layout.n_groups + group) * self.layout.k + position
-        return np.where((position < self.layout.k) & (row < self.rows), row, -1)
+        is_data = self.layout.regions(place).is_data[np.asarray(index) // self.slots]
+        return np.where(is_data & (row < self.rows), row, -1)
 
     def members(self, group: npt.ArrayLike, slot: npt.ArrayLike) -> tuple[Ints32, Ints64]:
         """The places and indices, each [n, k + r], of the records of stripes (group, slot)."""
@@ -208,19 +282,49 @@ def _checked_groups(groups: npt.ArrayLike, k: int) -> GroupArray:
     return np.array(given, dtype=np.int32, order="C")
 
 
-def _number_regions(groups: GroupArray, k: int) -> tuple[dict[int, Regions], Ints32]:
+def _number_regions(groups: GroupArray, k: int) -> Ints32:
+    """Of a fresh cluster, by membership: data first, then parity, each by group."""
     n_groups, width = groups.shape
     group, position = (grid.ravel() for grid in np.indices((n_groups, width), dtype=np.int32))
     order = np.lexsort((group, position >= k, groups.ravel()))
-    places, starts, counts = np.unique(groups.ravel()[order], return_index=True, return_counts=True)
+    _, starts, counts = np.unique(groups.ravel()[order], return_index=True, return_counts=True)
     region_of = np.empty(groups.size, dtype=np.int32)
     region_of[order] = np.arange(groups.size) - np.repeat(starts, counts)
-    regions: dict[int, Regions] = {}
-    for place, start, count in zip(places.tolist(), starts, counts, strict=True):
-        own = order[start : start + count]
-        data_regions = int(np.count_nonzero(position[own] < k))
-        regions[place] = Regions(_frozen(group[own]), _frozen(position[own]), data_regions)
-    return regions, region_of.reshape(groups.shape)
+    return region_of.reshape(groups.shape)
+
+
+def _regions_by_place(
+    groups: GroupArray, k: int, region_of: Ints32, mirrors: Mirrors | None
+) -> dict[int, Regions]:
+    """The same by place, in ascending order, and what is mirrored there."""
+    held = np.indices(groups.shape).reshape(2, -1)
+    # Rows: place, region, group, position, and whether it is a mirror.
+    found = np.stack([groups.ravel(), region_of.ravel(), *held, np.zeros(groups.size, np.int64)])
+    if mirrors is not None:
+        group, position = np.nonzero(mirrors.place != NOBODY)
+        place, region = mirrors.place[group, position], mirrors.region[group, position]
+        more = np.stack([place, region, group, position, np.ones(len(group), np.int64)])
+        found = np.hstack([found, more])
+    found = found[:, np.argsort(found[0], kind="stable")]
+    places, starts = np.unique(found[0], return_index=True)
+    return {
+        place: _regions(k, *mine)
+        for place, mine in zip(
+            places.tolist(), np.split(found[1:], starts[1:], axis=1), strict=True
+        )
+    }
+
+
+def _regions(k: int, region: Ints64, group: Ints64, position: Ints64, mirror: Ints64) -> Regions:
+    """Of one server, from a list of what is where."""
+    count = int(region.max()) + 1
+    all_groups, positions = np.full(count, NOTHING, np.int32), np.zeros(count, np.int32)
+    is_data, is_mirror = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+    all_groups[region], positions[region] = group, position
+    is_data[region], is_mirror[region] = (position < k) & (mirror == 0), mirror == 1
+    for array in (all_groups, positions, is_data, is_mirror):
+        array.flags.writeable = False
+    return Regions(all_groups, positions, is_data, is_mirror)
 
 
 def _frozen(array: Ints32) -> Ints32:

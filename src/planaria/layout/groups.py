@@ -27,7 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from planaria.errors import LayoutError
-from planaria.layout.regroup import Domains, GroupArray, regroup
+from planaria.layout.board import GroupArray
+from planaria.layout.regroup import Domains, regroup
 
 # Every server stands in at least this many groups: a resize moves whole memberships, and the
 # finer they are the more evenly they divide.
@@ -101,7 +102,9 @@ def window_of(servers: int, scatter: int) -> int:
     """How many numbers on the circle a block is chosen from. So many have all differences below
     their number, and each difference is two mates.
     """
-    return servers if scatter >= servers - 1 else scatter // 2 + 1
+    if scatter > servers:
+        return servers
+    return (servers if scatter >= servers - 1 else scatter) // 2 + 1
 
 
 def check_sizes(servers: int, k: int, r: int) -> None:

@@ -22,13 +22,14 @@ from planaria.exits import (
     leave_if_unprinted,
 )
 from planaria.files import write_atomically
+from planaria.planning.bandwidth import link_of
 from planaria.planning.inputs import PlanInputs
 from planaria.planning.jobs import as_yaml, base_job, inputs_of, job_of
 from planaria.planning.machine import command_line
 from planaria.planning.measure import Measurement
 from planaria.planning.measure import measure as measure_here
 from planaria.planning.options import flag, refuse_existing, takes_options_of
-from planaria.planning.pictures import show_plan, write_png
+from planaria.planning.pictures import show_network, show_plan, write_png
 from planaria.planning.plan import Recommendation, make_plan
 from planaria.planning.strategies import name_of
 from planaria.planning.traces import Trace, read_trace
@@ -65,6 +66,14 @@ def plan(
             rich_help_panel="Failures",
         ),
     ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="The network of one machine, such as 10Gbit; and say what a step and a rebuild "
+            "take on it.",
+            rich_help_panel="Bandwidths of one server",
+        ),
+    ] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure the costs with short runs of JOB here.")
     ] = False,
@@ -90,6 +99,7 @@ def plan(
     quiet = str(json) == "-"
     console = Output(highlight=False, quiet=quiet)
     try:
+        given = _with_link(given, link)
         present = None if job is None else Config.load(job)
         inputs, notes, known = _inputs(given, job, present)  # before anything is measured
         failed = _read_trace(trace, given)
@@ -110,10 +120,20 @@ def plan(
     except (PlanariaError, OSError) as error:
         leave(EXIT_FAILED, str(error))
     show_plan(console, made)
+    if link is not None:
+        show_network(console, made)
     _write(made, png, json, quiet=quiet)
     if write is not None:
         _write_job(console, made, base, write)
     leave_if_unprinted(console)
+
+
+def _with_link(given: dict[str, Any], link: str | None) -> dict[str, Any]:
+    if link is None:
+        return given
+    if "network_gb_per_s" in given:
+        raise ConfigError("--link: --network-gb-per-s is the same; give one of the two")
+    return {**given, "network_gb_per_s": link_of(link).bits_per_s / 8e9}
 
 
 def _inputs(

@@ -5,6 +5,7 @@ Names end with their unit. A cost that is not given follows from the bandwidths.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from planaria.codes import MAX_K, MAX_R
 from planaria.errors import ConfigError
 from planaria.optimizers import NAMES as OPTIMIZERS
 from planaria.optimizers import Optimizer
+from planaria.planning.bandwidth import WAYS, Cluster, Link, lost_bytes, rebuild_time
 from planaria.planning.memory import VARIANTS, WORD
 from planaria.planning.options import Option, check_options, require
 
@@ -67,6 +69,9 @@ class PlanInputs:
     scatter: Annotated[
         int | None, Option("Mates of a server; else 4 (k + parity).", _JOB, 1, MAX_SERVERS)
     ] = None
+    rebuild_by: Annotated[
+        str, Option("Who rebuilds a lost server: rebuild.by.", _JOB, names=WAYS[:2])
+    ] = WAYS[0]
     history_steps: Annotated[
         int, Option("Whose deltas a server keeps: history.steps.", _JOB, 1, 1024)
     ] = 2
@@ -76,11 +81,13 @@ class PlanInputs:
     rho: Annotated[
         float, Option("The share of the rows that a save of it has.", _JOB, 0, 1, above=True)
     ] = 0.125
-    network_gb_per_s: Annotated[float, _rate("Network.")] = 2.5
+    dense_mb: Annotated[float, Option("Weights of the dense network.", _JOB, 0)] = 4.0
+    network_gb_per_s: Annotated[float, _rate("Network; or --link.")] = 2.5
     disk_gb_per_s: Annotated[float, _rate("To the checkpoints.")] = 0.5
     memory_gb_per_s: Annotated[float, _rate("A copy in memory.")] = 10.0
+    latency_us: Annotated[float, Option("From one machine to another.", _MACHINES, 0, 1e9)] = 50.0
     rebuild_gb_per_s: Annotated[
-        float | None, _rate("Decoding a lost server; else the network's.")
+        float | None, _rate("Decoding a lost server; else k times that come over its network.")
     ] = None
     save_seconds: Annotated[float | None, _cost("One synchronous save.")] = None
     load_seconds: Annotated[float | None, _cost("Loading a checkpoint.")] = None
@@ -214,11 +221,25 @@ class PlanInputs:
         gb = self.touched_mb / 1000 / self.servers
         return r * gb * (1 / self.network_gb_per_s + 1 / self.memory_gb_per_s) / self.step_seconds
 
-    def rebuild_hours(self, k: int) -> float:
-        """One server's records come in over its network, k times that go out of the survivors."""
-        rate = _given_or(self.rebuild_gb_per_s, self.network_gb_per_s)
-        reads = max(1.0, k / max(self.servers - 1, 1))
-        return _given_or(self.rebuild_seconds, self.server_gb * reads / rate) / 3600
+    @property
+    def link(self) -> Link:
+        return Link(self.network_gb_per_s * 8e9, self.latency_us / 1e6)
+
+    def cluster(self, k: int, r: int) -> Cluster:
+        return Cluster(self.servers, self.trainers, k, r, self.scatter)
+
+    def rebuild_hours(self, k: int, r: int) -> float:
+        """All that a server holds, parity as well, by the bandwidth model unless it is measured."""
+        cluster = self.cluster(k, r)
+        lost = lost_bytes(self.model_gb * 1e9, cluster)
+        if self.rebuild_gb_per_s is None:
+            way = self.rebuild_by
+            if math.isinf(rebuild_time(way, lost, cluster, self.link).seconds):
+                way = WAYS[0]  # survivors are too few
+            seconds = rebuild_time(way, lost, cluster, self.link).seconds
+        else:
+            seconds = lost / (self.rebuild_gb_per_s * 1e9)
+        return _given_or(self.rebuild_seconds, seconds) / 3600
 
 
 def _given_or(given: float | None, otherwise: float) -> float:

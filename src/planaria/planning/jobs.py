@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]
 
+from planaria.cluster.preflight import dense_bytes
 from planaria.config import Config, HistoryConfig
 from planaria.planning.inputs import LEAST_HOURS, PlanInputs
 from planaria.planning.memory import WORD, Memory, memory_of, priority_bytes
@@ -26,8 +27,10 @@ def inputs_of(job: Config, step_seconds: float) -> dict[str, Any]:
         "dim": _mean_dim(job),
         "optimizer": max(job.arenas, key=lambda arena: arena.rows * arena.words).optimizer.name,
         "touched_mb": sizes.touched / 1e6,
+        "dense_mb": dense_bytes(job)[1] / 1e6,
         "k": job.k,
         "scatter": job.scatter,
+        "rebuild_by": job.rebuild.by,
         "history_steps": job.history.steps,
         "cpr_variant": job.cpr.variant,
         "rho": job.cpr.rho,

@@ -108,6 +108,33 @@ def _variants(plan: Recommendation) -> str:
     return f"{unit} of cpr by --cpr-variant: {', '.join(memories)}"
 
 
+def show_network(console: Console, plan: Recommendation) -> None:
+    link = plan.inputs.link
+    caption = (
+        f"ms of a step and seconds of a rebuild, on links of {short(link.bits_per_s / 1e9)} Gbit/s "
+        f"and {short(1e6 * link.latency_s)} us for each machine: gradients go out, rows come back, "
+        "trainers compute while deltas travel; a lost server is rebuilt by one replacement, by all "
+        "survivors (rebuild.by), or, which no job does yet, from sums that they make"
+    )
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, caption=caption)
+    table.add_column("\nnetwork", no_wrap=True)
+    for name in ("\npush", "\nrows", "\ncompute", "\ndeltas", "\na step", "slowest\nlink"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("replace-\nment", "sur-\nvivors", "\nsums"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for found in plan.network:
+        step = found.step
+        parts = (step.push, step.answers, step.compute, step.protect)
+        table.add_row(
+            found.name,
+            *(short(1000 * seconds) for seconds in parts),
+            f"{1000 * step.least:.3g}-{1000 * step.seconds:.3g}",
+            step.bounds[0],
+            *(short(way.seconds) for way in found.rebuild.values()),
+        )
+    console.print(table)
+
+
 def percent(share: float) -> str:
     return short(100 * share) if share < MOST_SHOWN else "never"
 

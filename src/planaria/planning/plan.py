@@ -21,6 +21,7 @@ from planaria.planning.failures import (
 )
 from planaria.planning.fits import Findings, analyse
 from planaria.planning.inputs import MAX_FAILURES, PlanInputs
+from planaria.planning.network import NetworkEstimate, network_estimates
 from planaria.planning.simulation import Behaviour, Simulated, simulate
 from planaria.planning.strategies import (
     bandwidth_mb_per_s,
@@ -48,6 +49,7 @@ class Recommendation:
     failures: str
     formula_applies: bool  # the failures are those that the formulas assume
     estimates: tuple[Estimate, ...]
+    network: tuple[NetworkEstimate, ...]
     left_out: tuple[str, ...]  # strategies that this job cannot use, and why
     recommended: str | None
     reasons: tuple[str, ...]
@@ -92,6 +94,7 @@ def make_plan(
         model.describe(),
         model == exponential(mtbf),
         estimates,
+        network_estimates(inputs, named.items()),
         tuple(left_out),
         recommended,
         reasons,

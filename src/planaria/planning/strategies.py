@@ -63,7 +63,7 @@ def _erasure(inputs: PlanInputs, k: int, r: int) -> Behaviour:
         scatter=None if inputs.scatter is None else max(inputs.scatter, least_scatter(k, r)),
         protection=inputs.protection(r),
         pause=inputs.pause_seconds / 3600,
-        rebuild=inputs.rebuild_hours(k),
+        rebuild=inputs.rebuild_hours(k, r),
         slowdown=inputs.slowdown_percent / 100,
         interval=min(inputs.backup_hours, inputs.hours),
         save=inputs.save_hours,

@@ -3,7 +3,8 @@
 from planaria.server.decoding import Mates, decode, find_mates
 from planaria.server.digest import Digest
 from planaria.server.history import Change, History
-from planaria.server.store import Memory, ParityDelta, Store
+from planaria.server.memory import Memory
+from planaria.server.store import ParityDelta, Store
 
 __all__ = [
     "Change",

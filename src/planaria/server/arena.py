@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planaria import kernels
 from planaria.errors import InvalidRecord
 from planaria.kernels.types import Bytes, Index, Records
 from planaria.layout import ArenaLayout
+from planaria.layout.arithmetic import NOTHING, Regions
 from planaria.tables import Arena
 
 CHUNK_RECORDS = 1 << 15  # how many records bulk work takes at a time
@@ -24,17 +26,82 @@ class ArenaStore:
         valid: bool,
         records: Records | None = None,
     ) -> None:
-        """records: zeros, if there is memory for them already."""
+        """records: zeros, if there is memory for them already; more than are needed."""
         self.arena = arena
+        if records is None:
+            records = kernels.allocate(room_for(layout, layout.records(place)), arena.words)
+        self._room = records
+        self.bitmap: Bytes = np.full(-(-len(records) // 8), 0xFF if valid else 0, np.uint8)
+        self._arrange(layout, place)
+        self.invalid = self.invalid_mirrors = 0
+        if not valid:
+            in_use = self.own.group != NOTHING
+            for region in np.flatnonzero(~in_use).tolist():
+                kernels.mark(self.bitmap, self._of(region))
+            self.invalid = int(in_use.sum()) * layout.slots
+            self.invalid_mirrors = int(self.own.is_mirror.sum()) * layout.slots
+
+    def _arrange(self, layout: ArenaLayout, place: int) -> None:
         self.layout = layout
         self.place = place
+        self.own: Regions = layout.layout.regions(place)
         self.data_records = layout.data_records(place)
-        if records is None:
-            records = kernels.allocate(layout.records(place), arena.words)
-        self.records = records
-        self.invalid = 0 if valid else len(self.records)
-        fill = 0xFF if valid else 0
-        self.bitmap: Bytes = np.full(-(-len(self.records) // 8), fill, np.uint8)
+        """All data is below this; so is nothing else, where the layout is in order."""
+        self.in_order = self.own.in_order
+        self.mirrors = bool(self.own.is_mirror.any())
+        self.records = self._room[: layout.records(place)]
+
+    def rearrange(self, layout: ArenaLayout, place: int) -> bool:
+        """The same records under another layout: what is new to this server is not valid; what it
+        has no more is forgotten. Returns whether all that was data stays as it was, and where.
+        """
+        before, data_records = self.own, self.data_records
+        count = layout.records(place)
+        stays = count <= len(self._room)
+        if not stays:
+            room = kernels.allocate(room_for(layout, count), self.arena.words)
+            room[: len(self.records)] = self.records
+            bitmap = np.full(-(-len(room) // 8), 0xFF, np.uint8)
+            bitmap[: len(self.bitmap)] = self.bitmap
+            self._room, self.bitmap = room, bitmap
+        self._arrange(layout, place)
+        for region, (group, position) in enumerate(
+            zip(self.own.group.tolist(), self.own.position.tolist(), strict=True)
+        ):
+            if region < len(before.group) and group == before.group[region]:
+                if group == NOTHING or position == before.position[region]:
+                    continue
+            index = self._of(region)
+            if group == NOTHING:
+                kernels.mark(self.bitmap, index)
+            else:
+                _clear(self.bitmap, index)
+                stays &= index[0] >= data_records
+        self._count_invalid()
+        return bool(stays)
+
+    def _of(self, region: int) -> Index:
+        """The numbers of its records."""
+        slots = self.layout.slots
+        return np.arange(region * slots, (region + 1) * slots)
+
+    def _count_invalid(self) -> None:
+        """Of what this server holds, and of what it only mirrors."""
+        self.invalid = self.invalid_mirrors = 0
+        for region in np.flatnonzero(self.own.group != NOTHING).tolist():
+            count = len(kernels.missing(self.bitmap, self._of(region)))
+            self.invalid += count
+            self.invalid_mirrors += count if self.own.is_mirror[region] else 0
+
+    def is_data(self, index: Index) -> NDArray[np.bool_]:
+        """Which of these records are data; the others are parity or mirrors."""
+        if self.in_order:
+            return index < self.data_records
+        found: NDArray[np.bool_] = self.own.is_data[index // self.layout.slots]
+        return found
+
+    def has_data_at(self, number: int) -> bool:
+        return number < len(self.records) and bool(self.own.is_data[number // self.layout.slots])
 
     def missing(self, index: Index) -> Index:
         """Those of `index` that are not valid, in order."""
@@ -52,18 +119,34 @@ class ArenaStore:
         """Marks records that were not valid before."""
         kernels.mark(self.bitmap, index)
         self.invalid -= len(index)
+        if self.mirrors:
+            self.invalid_mirrors -= int(self.own.is_mirror[index // self.layout.slots].sum())
 
     def set_all_valid(self) -> None:
         self.bitmap.fill(0xFF)
-        self.invalid = 0
+        self.invalid = self.invalid_mirrors = 0
 
-    def regions(self, kind: str) -> range:
-        own = self.layout.layout.regions(self.place)
+    def regions(self, kind: str) -> list[int]:
+        """Those that hold data; or those that hold parity, or mirror something."""
         if kind == "data":
-            return range(own.data_regions)
-        return range(own.data_regions, len(own.group))
+            chosen = self.own.is_data
+        else:
+            chosen = ~self.own.is_data & (self.own.group != NOTHING)
+        found: list[int] = np.flatnonzero(chosen).tolist()
+        return found
 
     def chunks(self, region: int, size: int) -> list[slice]:
         """The records of one region, `size` at a time."""
         first, slots = region * self.layout.slots, self.layout.slots
         return [slice(first + at, first + min(at + size, slots)) for at in range(0, slots, size)]
+
+
+def room_for(layout: ArenaLayout, count: int) -> int:
+    """Records that there is address space for: as many as a server has that stands in all groups.
+    Memory is taken only by what is touched.
+    """
+    return max(count, layout.layout.n_groups * layout.slots)
+
+
+def _clear(bitmap: Bytes, index: Index) -> None:
+    np.bitwise_and.at(bitmap, index // 8, ~(np.uint8(1) << (index % 8).astype(np.uint8)))

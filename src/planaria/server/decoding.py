@@ -14,14 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planaria import kernels
-from planaria.codes import Code
+from planaria.codes import COEFFICIENTS, Code
 from planaria.errors import CodeError
-from planaria.kernels.types import Index, Records
-from planaria.layout import ArenaLayout
+from planaria.kernels.types import Bytes, Index, Records
+from planaria.layout import ArenaLayout, Layout
+from planaria.layout.arithmetic import NOTHING
 
 
 class Mates(NamedTuple):
-    """For n records, the k records that each is decoded from."""
+    """For n records, the k records that each is decoded from; of those with coefficient 0, nothing
+    is needed.
+    """
 
     places: NDArray[np.int32]  # [n, k]
     indices: Index  # [n, k], record number on that place
@@ -43,7 +46,11 @@ def find_mates(
     gone = {place, *absent}
     for at in needed:
         group, wanted = int(own.group[at]), int(own.position[at])
-        present = [p for p in range(k + r) if int(groups[group, p]) not in gone]
+        members = groups[group].tolist()
+        present = [p for p in range(k + r) if members[p] not in gone]
+        if own.is_mirror[at] and (wanted in present or len(present) < k):
+            have[at, 0], coef[at, 0] = wanted, 1  # a copy of what its holder has
+            continue
         if len(present) < k:
             raise CodeError(
                 f"group {group} on places {groups[group].tolist()} has only {len(present)} members "
@@ -51,9 +58,9 @@ def find_mates(
             )
         have[at] = present[:k]
         coef[at] = code.decoding_rows(tuple(present[:k]), (wanted,))[0]
-    members = own.group[region][:, None], have[region]
-    mate_regions = layout.layout.region_of[members].astype(np.int64)
-    return Mates(groups[members], mate_regions * layout.slots + slot[:, None], coef[region])
+    where = own.group[region][:, None], have[region]
+    mate_regions = layout.layout.region_of[where].astype(np.int64)
+    return Mates(groups[where], mate_regions * layout.slots + slot[:, None], coef[region])
 
 
 def decode(mates: Mates, shards: Sequence[Records]) -> Records:
@@ -66,3 +73,18 @@ def decode(mates: Mates, shards: Sequence[Records]) -> Records:
     for i, shard in enumerate(shards):
         kernels.mul_add(out, every, np.ascontiguousarray(mates.coef[:, i]), shard)
     return out
+
+
+def delta_coefficients(layout: Layout, place: int, source: int) -> Bytes:
+    """By region of `place`: what it multiplies the source's deltas by; 0 where it must not."""
+    own, k = layout.regions(place), layout.k
+    members = layout.groups[own.group]  # [regions, k + r]; of regions in use, that is
+    here, position = np.nonzero(members[:, :k] == source)
+    concerned = ~own.is_data[here] & (own.group[here] != NOTHING)
+    here, position = here[concerned], position[concerned]
+    wanted = own.position[here]  # what is held there
+    parity = wanted >= k
+    coef = np.zeros(len(own.group), np.uint8)
+    coef[here[parity]] = COEFFICIENTS[wanted[parity] - k, position[parity]]
+    coef[here[~parity & (wanted == position)]] = 1  # a mirror of its data
+    return coef

@@ -10,8 +10,8 @@ from planaria.server.reserve import Reserve
 from planaria.tables import Arena
 
 
-def nothing() -> None:
-    pass
+def nothing(*_: object) -> None:
+    """Where a driver does not care. No lambda: simulated worlds are copied, and those cannot be."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,6 @@ class ServerJob:
     arenas: Sequence[Arena]
     layout: Layout
     seed: int
-    trainers: int
-    keepers: int = 0  # servers that keep the dense state, those of the first places
     keep_steps: int = 2
     retry_s: float = 1.0
     rebuild_chunk: int = 16384  # records that the background sweep asks for at a time

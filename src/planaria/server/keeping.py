@@ -11,13 +11,13 @@ from planaria.kernels.types import Bytes
 
 
 class KeptCopies(DenseCopies):
-    def __init__(self, keepers: int) -> None:
-        super().__init__()
-        self._keepers = keepers  # servers that keep the dense state, those of the first places
-        self.due = False  # whether this server is one of them
+    due = False  # whether this server is to have them
 
-    def take_place(self, place: int) -> None:
-        self.due = place < self._keepers
+    def ask_for(self, *, due: bool) -> None:
+        """From now on. Whoever need not have any is not held up by what it has."""
+        self.due = due
+        if not due:
+            self.states.clear()
 
     @property
     def complete(self) -> bool:

@@ -9,15 +9,19 @@ whose parity it holds. Records that are not valid yet are decoded before they ar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
-from planaria.errors import PlanariaError, StepError
-from planaria.kernels.types import Floats, Index
+from planaria.errors import PlanariaError
+from planaria.kernels.types import Bytes, Floats, Index
+from planaria.layout import Layout
+from planaria.layout.resizing import layout_after
+from planaria.server.checking import check_arenas, check_lrs, check_message
 from planaria.server.early import EarlyRows, LookupKey, chosen, packed
-from planaria.server.job import ServerJob
+from planaria.server.job import ServerJob, nothing
 from planaria.server.keeping import KeptCopies
-from planaria.server.rebuilding import Rebuilder, ScrubRound, read_for_mate
+from planaria.server.rebuilding import Rebuilder, ScrubRound
 from planaria.server.store import ParityDelta, Store
 from planaria.wire.machine import COORDINATOR, Machine, Outbox
 from planaria.wire.messages import (
@@ -62,12 +66,13 @@ class ServerMachine(Machine):
         super().__init__(member, job.retry_s)
         self.job = job
         self.place = -1
+        self.trainers = 0  # in this view
         self.store: Store | None = None
         self.rebuilder: Rebuilder | None = None
         self.pushes: dict[int, dict[int, Push]] = {}  # step -> rank
         self.lookups: dict[LookupKey, tuple[Member, Lookup]] = {}
         self.early: EarlyRows | None = None
-        self.dense = KeptCopies(job.keepers)
+        self.dense = KeptCopies()
         self.last: int | None = None  # the last step of the job, once a trainer has said so
         self.voted = 0  # the step up to which the trainers were told that all is held here
         self.unsent: list[int] = []  # steps whose deltas are still to be sent
@@ -75,6 +80,7 @@ class ServerMachine(Machine):
         self.scrubbed: list[ScrubRound] = []  # finished rounds, for the log
         self.errors: list[str] = []  # messages that were refused, for the log
         self.on_applied: Callable[[Sequence[Push]], None] | None = None  # for a driver that counts
+        self.room: Callable[[Member, int], Bytes | None] = nothing  # for what it sends
         if fresh_place is not None:
             self._take_place(fresh_place, restored_at)
 
@@ -84,13 +90,18 @@ class ServerMachine(Machine):
 
     @property
     def whole(self) -> bool:
+        return self.store is not None and self.store.invalid_own == 0
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether it is, and what it mirrors, too."""
         return self.store is not None and self.store.invalid_records == 0
 
     @property
     def done(self) -> bool:
         """Whether all records are what they are after the last step, and a keeper has its copy."""
-        whole = self.whole and self.dense.complete
-        return whole and self.step == self.last and not self.frozen()
+        over = self.step == self.last and not self.frozen()
+        return over and self.whole and self.dense.complete
 
     @property
     def wants_save(self) -> bool:
@@ -104,13 +115,11 @@ class ServerMachine(Machine):
         self._progress()
         return self.take_outbox()
 
-    def _take_place(self, place: int, blank_at: int | None) -> None:
+    def _take_place(self, place: int, blank_at: int | None, layout: Layout | None = None) -> None:
         job = self.job
-        self.place = place
-        self.dense.take_place(place)
         self.store = Store(
             job.arenas,
-            job.layout,
+            layout or job.layout,
             place,
             seed=job.seed,
             keep_steps=job.keep_steps,
@@ -118,9 +127,14 @@ class ServerMachine(Machine):
             on_progress=job.on_progress,
             reserve=job.reserve,
         )
-        self.early = EarlyRows(self.store) if job.early_answers else None
-        self.holders = self.store.holders
-        self.rebuilder = Rebuilder(self.store, job)
+        self._adopt(self.store)
+
+    def _adopt(self, store: Store) -> None:
+        """All that follows from what this server holds."""
+        self.place = store.place
+        self.early = EarlyRows(store) if self.job.early_answers else None
+        self.holders = store.holders
+        self.rebuilder = Rebuilder(store, self.job)
 
     # ------------------------------------------------------------------ views
 
@@ -133,21 +147,30 @@ class ServerMachine(Machine):
             whole=self.whole,
             dense=bool(self.dense),
             step_s=self.retries.step_s,
+            mirrored=self.mirrored,
+            moves=self.install.moves if self.install else -1,
+            rests=self.store is None or self.store.latest_step == held,
         )
 
     def on_install(self, old: Install | None, new: Install) -> None:
         if self.member not in new.servers:
             return  # a spare, or fenced off: the driver looks at `install`
         place = new.servers.index(self.member)
+        layout = layout_after(self.job.layout, new.resizes, new.moving)
         late = old is None and (place, new.committed) != (self.place, self.step)
         if self.store is None or late:  # late: given up before its first view, now a spare
-            self._take_place(place, new.committed)
+            self._take_place(place, new.committed, layout)
+        elif layout != self.store.layout:
+            self.store.rearrange(layout, place, new.committed)
+            self._adopt(self.store)
         elif old is not None:
             for source in self.store.sources:  # rule 9
                 if new.servers[source] != old.servers[source]:
                     self.store.retract(source, new.committed)
         assert self.store
         assert self.rebuilder
+        self.dense.ask_for(due=self.member in new.keeping())
+        self.trainers = len(new.trainers)
         self.pushes.clear()  # rule 11
         self.lookups.clear()
         if self.early:
@@ -161,7 +184,9 @@ class ServerMachine(Machine):
 
     def report(self) -> None:
         if self.store is not None:
-            installed = Installed(view=self.view, whole=self.whole, dense=bool(self.dense))
+            installed = Installed(
+                view=self.view, whole=self.whole, dense=bool(self.dense), mirrored=self.mirrored
+            )
             self.send(COORDINATOR, installed)
 
     # ------------------------------------------------------------------ messages
@@ -212,26 +237,15 @@ class ServerMachine(Machine):
 
     def _on_push(self, message: Push) -> None:
         store = self._checked(message.step, message.rank, message.indices)
-        self._check_arenas(message.gradients)
+        check_arenas(self.job, message.gradients)
         if message.step <= store.step:
             return
         for arena, (index, gradients) in enumerate(
             zip(message.indices, message.gradients, strict=True)
         ):
             store.check_push(arena, index, gradients)
-        self._check_lrs(message)
+        check_lrs(store, message, self.pushes.get(message.step, {}))
         self.pushes.setdefault(message.step, {})[message.rank] = message
-
-    def _check_lrs(self, push: Push) -> None:
-        """All ranks compute the same ones; a job in which they differ must not go on."""
-        assert self.store
-        self.store.rules(push.lrs)
-        for rank, other in self.pushes.get(push.step, {}).items():
-            if other.lrs != push.lrs:
-                raise StepError(
-                    f"rank {push.rank} has the learning rates {push.lrs} in step {push.step}, but "
-                    f"rank {rank} has {other.lrs}; make every rank's the same function of the step"
-                )
 
     def _on_ask(self, sender: Member, ask: Ask) -> None:
         """What is here need not come again, however long it takes to make something of it."""
@@ -250,26 +264,16 @@ class ServerMachine(Machine):
             self.send(sender, lacks)
         self.send(sender, Vote(view=self.view, place=self.place, protected=self.protected))
 
-    def _checked(self, step: int, rank: int, indices: Sequence[object]) -> Store:
+    def _checked(self, step: int, rank: int, per_arena: Sequence[object]) -> Store:
         assert self.store
-        if not 0 <= rank < self.job.trainers:
-            raise StepError(f"there is no rank {rank}; ranks are 0 to {self.job.trainers - 1}")
-        # A replacement starts at c. A trainer may be at c + 2, because another one's dense state
-        # was late; and it asks one step ahead.
-        if not 1 <= step <= self.store.step + 3:
-            raise StepError(f"step {step} is too far from step {self.store.step}")
-        self._check_arenas(indices)
+        check_message(self.job, self.trainers, self.store, step, rank, per_arena)
         return self.store
-
-    def _check_arenas(self, per_arena: Sequence[object]) -> None:
-        if len(per_arena) != len(self.job.arenas):
-            raise StepError(f"{len(per_arena)} arenas; this job has {len(self.job.arenas)}")
 
     def _on_delta(self, sender: Member, message: Delta) -> None:
         assert self.store
         history = self.store.history_of(message.place)
-        self._check_arenas(message.indices)
-        self._check_arenas(message.deltas)
+        check_arenas(self.job, message.indices)
+        check_arenas(self.job, message.deltas)
         if message.step == history.last + 1:
             deltas = [
                 ParityDelta(*pair) for pair in zip(message.indices, message.deltas, strict=True)
@@ -298,8 +302,8 @@ class ServerMachine(Machine):
 
     def _on_mate_request(self, sender: Member, message: MateRequest | RangeRequest) -> None:
         """Rule 14: answer at once, whatever the answer is."""
-        assert self.store
-        status, records = read_for_mate(self.store, message)
+        assert self.rebuilder
+        status, records = self.rebuilder.read_for_mate(message, partial(self.room, sender))
         reply = MateReply(
             view=self.view,
             request=message.request,
@@ -316,7 +320,7 @@ class ServerMachine(Machine):
         assert self.install
         lasts = [history.last - 1 for history in self.store.sources.values()]
         committed = max([self.install.committed, self.store.step - 1, *lasts])
-        if len(self.pushes.get(self.store.step + 1, ())) == self.job.trainers:
+        if len(self.pushes.get(self.store.step + 1, ())) == self.trainers:
             committed = max(committed, self.store.step)
         return committed
 
@@ -333,7 +337,7 @@ class ServerMachine(Machine):
     def _progress(self) -> None:
         if self.store is None or self.rebuilder is None or self.frozen() or self.wants_save:
             return
-        was_whole = self.whole
+        was_whole, was_mirrored = self.whole, self.mirrored
         while self._apply_next():
             pass
         # What is not due yet is looked at only where its rows may have to be decoded first.
@@ -343,7 +347,7 @@ class ServerMachine(Machine):
         self._vote()
         if self.early and was_whole and self.protected == self.step:  # what is waited for is out
             self.outbox += self.early.take(self.lookups, self.view)
-        if was_whole and not self.rebuilder.scrubbing:
+        if was_mirrored and not self.rebuilder.scrubbing:
             return
         self.outbox += self.rebuilder.take_requests(self.view, self._committed_here())
         if scrubbed := self.rebuilder.take_scrubbed():
@@ -358,7 +362,7 @@ class ServerMachine(Machine):
                     wrong=scrubbed.wrong,
                 ),
             )
-        if not was_whole and self.whole:
+        if (was_whole, was_mirrored) != (self.whole, self.mirrored):
             self.report()
 
     def _apply_next(self) -> bool:
@@ -367,9 +371,9 @@ class ServerMachine(Machine):
         assert self.rebuilder
         step = self.store.step + 1
         pushes = self.pushes.get(step)
-        if pushes is None or len(pushes) < self.job.trainers:
+        if pushes is None or len(pushes) < self.trainers:
             return False
-        in_rank_order = [pushes[rank] for rank in range(self.job.trainers)]
+        in_rank_order = [pushes[rank] for rank in range(self.trainers)]
         if self._missing([push.indices for push in in_rank_order]):
             return False
         contributions: list[list[tuple[Index, Floats]]] = [
@@ -396,8 +400,9 @@ class ServerMachine(Machine):
 
     def sweep(self) -> Outbox:
         """Requests for what nobody waits for. Asked for when all else is out."""
-        if self.install and self.rebuilder and not self.frozen() and not self.wants_save:
-            self.outbox += self.rebuilder.take_sweep(self.view, self._committed_here())
+        if self.install and self.rebuilder and self.rebuilder.working:
+            if not self.frozen() and not self.wants_save:
+                self.outbox += self.rebuilder.take_sweep(self.view, self._committed_here())
         return self.take_outbox()
 
     def _vote(self) -> None:
@@ -405,9 +410,10 @@ class ServerMachine(Machine):
         too, for the trainer that gets it.
         """
         assert self.install
-        if self.protected <= self.voted:
+        protected = self.protected
+        if protected <= self.voted:
             return
-        self.voted = self.protected
+        self.voted = protected
         vote = Vote(view=self.view, place=self.place, protected=self.voted)
         answered = {
             to
@@ -466,11 +472,10 @@ class ServerMachine(Machine):
     # ------------------------------------------------------------------ timers
 
     def tick(self, now: float) -> Outbox:
-        if self.install and self.rebuilder and not self.frozen():
-            if not self.whole or self.rebuilder.scrubbing:
-                self.rebuilder.refill(now)
-                self.outbox += self.rebuilder.resend(self.view, now)
-                self._progress()
+        if self.install and self.rebuilder and self.rebuilder.working and not self.frozen():
+            self.rebuilder.refill(now)
+            self.outbox += self.rebuilder.resend(self.view, now)
+            self._progress()
         return super().tick(now)
 
     def progress(self) -> tuple[int, object]:

@@ -10,7 +10,7 @@ and compares.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from planaria import kernels
 from planaria.errors import HistoryGone, InvalidRecord, StepError
 from planaria.kernels.types import Bytes, Index, Records
+from planaria.server.arena import ArenaStore
 from planaria.server.decoding import Mates, find_mates
 from planaria.server.job import ServerJob
 from planaria.server.pace import Pace, is_paced
@@ -56,6 +57,7 @@ class DecodeJob:
     verify: bool = False  # compare with the record that is there, instead of restoring it
     asked: dict[int, tuple[Index, Index]] = field(default_factory=dict)
     """place -> (rows of this job, columns of its mates) that are still to be answered"""
+    avoided: frozenset[int] = frozenset()  # places that are asked only because nobody else is left
     patience: Patience = field(default_factory=Patience)
 
     @property
@@ -75,10 +77,10 @@ class RangeJob:
     replies: dict[int, Records] = field(default_factory=dict)  # by place
     sweep: bool = True
     verify: bool = False
+    avoided: frozenset[int] = frozenset()
     patience: Patience = field(default_factory=Patience)
 
     def requests(self, view: View, number: int, servers: Sequence[Member]) -> Outbox:
-        mates = zip(self.mates.places[0].tolist(), self.mates.indices[0].tolist(), strict=True)
         return [
             (
                 servers[place],
@@ -91,9 +93,14 @@ class RangeJob:
                     count=self.count,
                 ),
             )
-            for place, first in mates
+            for place, first in self.needed().items()
             if place not in self.replies
         ]
+
+    def needed(self) -> dict[int, int]:
+        """Whom to ask, and from which of their records on."""
+        columns = zip(*(column[0].tolist() for column in self.mates), strict=True)
+        return {place: first for place, first, coef in columns if coef}
 
 
 @dataclass
@@ -101,7 +108,7 @@ class ScrubRound:
     """One pass over all parity records: each must be what its data records make of it."""
 
     number: int
-    next_record: list[int]  # per arena
+    next_piece: list[int]  # per arena: of its parity records, so many pieces are compared
     again: list[tuple[int, Index]] = field(default_factory=list)
     held_up: bool = False  # a mate is being rebuilt itself: go on after a while
     patience: Patience = field(default_factory=Patience)
@@ -126,9 +133,9 @@ class Rebuilder:
         self._requested: list[Bytes] = []
         self._sweep_at: list[int] = []
         self._ranges_again: list[tuple[int, int, int]] = []  # arena, first, stop
-        self._scratch: Records = np.zeros((0, 0), np.uint32)
         self._scrub: ScrubRound | None = None
         self._sweeping = False
+        self._leaves = False  # others take over what is here: nothing is swept
         self._sweeps_from: float | None = None  # at the latest
         self._pace = Pace(0.0)
         self._budget_bytes = 0.0  # what the sweep may still ask for, where it is limited
@@ -166,20 +173,23 @@ class Rebuilder:
     def scrub(self, number: int) -> None:
         """Starts a round of verification, unless one is under way."""
         if self._scrub is None:
-            first_parity = [arena.data_records for arena in self.store.arenas]
-            self._scrub = ScrubRound(number, first_parity)
+            self._scrub = ScrubRound(number, [0] * len(self.store.arenas))
 
     @property
     def scrubbing(self) -> bool:
         return self._scrub is not None
+
+    @property
+    def working(self) -> bool:
+        """Whether there is anything to decode, to restore it or to compare."""
+        return self._scrub is not None or self.store.invalid_records > 0
 
     def take_scrubbed(self) -> ScrubRound | None:
         """The round, once all its records are compared."""
         scrub = self._scrub
         if scrub is None or scrub.again or any(job.verify for job in self.jobs.values()):
             return None
-        ends = [len(arena.records) for arena in self.store.arenas]
-        if scrub.next_record != ends:
+        if scrub.next_piece != [len(self._parity_pieces(a)) for a in self.store.arenas]:
             return None
         self._scrub = None
         return scrub
@@ -188,6 +198,7 @@ class Rebuilder:
         """A new view: forget everything that is under way and start again."""
         self._install = install
         self._avoid = set(install.rebuilding)
+        self._leaves = install.servers[self.store.place] not in install.staying()
         r, lost = self.store.layout.r, len(install.rebuilding)
         paced = is_paced(self.job.rebuild_priority, r, lost)
         self._pace = Pace(install.step_s if paced else 0.0)
@@ -226,6 +237,29 @@ class Rebuilder:
             kernels.mark(self._requested[arena], fresh)
             self._wanted.append((arena, fresh))
 
+    def read_for_mate(
+        self, wanted: MateRequest | RangeRequest, room: Callable[[int], Bytes | None]
+    ) -> tuple[str, Records | None]:
+        """What a stripe-mate asks for, or why not: see MateReply. room: see Store.export."""
+        store = self.store
+        try:
+            if not 0 <= wanted.arena < len(store.arenas):
+                raise StepError(f"there is no arena {wanted.arena}")
+            if isinstance(wanted, MateRequest):
+                return "value", store.read(wanted.arena, wanted.indices, wanted.as_of)
+            last = wanted.first + wanted.count
+            return "value", store.export(wanted.arena, wanted.first, last, wanted.as_of, room)
+        except InvalidRecord as error:
+            if self._leaves:
+                # Others ask for nothing that they can decode without it: for mirrors on places
+                # that have something else of the same stripes.
+                self.want(wanted.arena, np.array(error.indices, np.int64))
+            return "invalid", None
+        except HistoryGone:
+            return "gone", None
+        except StepError:
+            return "behind", None
+
     def take_requests(self, view: View, committed: int) -> Outbox:
         """New requests for what is wanted."""
         out: Outbox = []
@@ -240,7 +274,7 @@ class Rebuilder:
             return self._verify(view, committed) if self._scrub else []
         as_of = max(committed, self._hint)
         out: Outbox = []
-        while self._sweeping and self._may_sweep():
+        while self._sweeping and not self._leaves and self._may_sweep():
             piece = self._next_piece()
             if piece is None:
                 break
@@ -257,6 +291,7 @@ class Rebuilder:
         layout = self.store.arenas[arena].layout
         mates = find_mates(layout, self.store.place, index[:1], self._avoid)
         job = RangeJob(arena, int(index[0]), len(index), as_of, mates)
+        job.avoided = frozenset(self._avoid)
         self._next_request += 1
         self.jobs[self._next_request] = job
         return job.requests(view, self._next_request, self._install.servers)
@@ -276,12 +311,16 @@ class Rebuilder:
 
     def _next_to_verify(self, scrub: ScrubRound) -> tuple[int, Index] | None:
         for arena, store in enumerate(self.store.arenas):
-            start = scrub.next_record[arena]
-            if start < len(store.records):
-                stop = min(start + self.job.rebuild_chunk, len(store.records))
-                scrub.next_record[arena] = stop
-                return arena, np.arange(start, stop)
+            pieces, number = self._parity_pieces(store), scrub.next_piece[arena]
+            if number < len(pieces):
+                scrub.next_piece[arena] += 1
+                return arena, np.arange(pieces[number].start, pieces[number].stop)
         return None
+
+    def _parity_pieces(self, arena: ArenaStore) -> list[slice]:
+        """Mirrors are verified like parity."""
+        size = self.job.rebuild_chunk
+        return [piece for region in arena.regions("parity") for piece in arena.chunks(region, size)]
 
     def _next_piece(self) -> tuple[int, Index, bool] | None:
         """The next records that are neither valid nor asked for; and whether to take a range.
@@ -317,8 +356,11 @@ class Rebuilder:
         mates = find_mates(store.layout, self.store.place, index, avoid)
         out = np.zeros((len(index), store.arena.words), np.uint32)
         job = DecodeJob(arena, index, mates, as_of, out, sweep, verify)
-        for place in np.unique(mates.places):
-            rows, columns = map(np.ascontiguousarray, np.nonzero(mates.places == place))
+        job.avoided = frozenset(avoid)
+        needed = mates.coef > 0
+        for place in np.unique(mates.places[needed]):
+            asked = needed & (mates.places == place)
+            rows, columns = map(np.ascontiguousarray, np.nonzero(asked))
             job.asked[int(place)] = (rows, columns)
         self._next_request += 1
         self.jobs[self._next_request] = job
@@ -361,7 +403,7 @@ class Rebuilder:
         if job is None:
             return False
         if isinstance(job, RangeJob):
-            expected = reply.place in job.mates.places and reply.place not in job.replies
+            expected = reply.place in job.needed() and reply.place not in job.replies
         else:
             expected = reply.place in job.asked
         if not expected:
@@ -369,6 +411,8 @@ class Rebuilder:
         if reply.status != "value" or reply.records is None:
             self._hint = max(self._hint, reply.committed if reply.status == "gone" else 0)
             if reply.status == "invalid" and not job.verify:
+                if reply.place in job.avoided:
+                    return False  # it is asked again in time
                 self._avoid.add(reply.place)
             self._again(reply.request, committed)
             return True
@@ -376,7 +420,7 @@ class Rebuilder:
             words = self.store.arenas[job.arena].arena.words
             if reply.records.shape == (job.count, words):
                 job.replies[reply.place] = reply.records
-            if len(job.replies) < job.mates.places.shape[1]:
+            if len(job.replies) < len(job.needed()):
                 return False
             self._finish_range(reply.request, job, committed)
             return True
@@ -391,13 +435,15 @@ class Rebuilder:
 
     def _finish_range(self, number: int, job: RangeJob, committed: int) -> None:
         words = self.store.arenas[job.arena].arena.words
-        if self._scratch.size < job.count * words:  # kept: fresh memory is slow to touch
-            self._scratch = np.zeros((job.count, words), np.uint32)
-        out = self._scratch.reshape(-1)[: job.count * words].reshape(job.count, words)
-        mates = [job.replies[place].reshape(-1).view(np.uint8) for place in job.mates.places[0]]
-        kernels.combine(mates, [out.reshape(-1).view(np.uint8)], job.mates.coef)
+        mates = [job.replies[place].reshape(-1).view(np.uint8) for place in job.needed()]
+        coef = np.ascontiguousarray(job.mates.coef[job.mates.coef > 0][None, :])
+
+        def decode(out: Records) -> None:
+            kernels.combine(mates, [out.reshape(-1).view(np.uint8)], coef)
+
         try:
-            restored = self.store.restore_range(job.arena, job.first, out, job.as_of)
+            piece = (job.arena, job.first, job.count, job.as_of)
+            restored = self.store.restore_range(*piece, decode)
         except (HistoryGone, StepError):
             self._again(number, committed)
             return
@@ -440,20 +486,3 @@ class Rebuilder:
         elif self._scrub:
             self._scrub.again.append((job.arena, job.index))
             self._scrub.held_up = True
-
-
-def read_for_mate(store: Store, wanted: MateRequest | RangeRequest) -> tuple[str, Records | None]:
-    """What a stripe-mate asks for, or why not: see MateReply."""
-    try:
-        if not 0 <= wanted.arena < len(store.arenas):
-            raise StepError(f"there is no arena {wanted.arena}")
-        if isinstance(wanted, MateRequest):
-            return "value", store.read(wanted.arena, wanted.indices, wanted.as_of)
-        last = wanted.first + wanted.count
-        return "value", store.export(wanted.arena, wanted.first, last, wanted.as_of)
-    except InvalidRecord:
-        return "invalid", None
-    except HistoryGone:
-        return "gone", None
-    except StepError:
-        return "behind", None

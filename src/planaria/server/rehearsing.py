@@ -29,7 +29,7 @@ class Rehearsal:
     def __init__(self, lost: int = 2) -> None:
         arenas = make_arenas([Table("a", ROWS, DIM)], Optimizer("adagrad"))
         self.layout = Layout.fresh(4, 1)
-        self.job = ServerJob(arenas, self.layout, seed=0, trainers=1, rebuild_chunk=32)
+        self.job = ServerJob(arenas, self.layout, seed=0, rebuild_chunk=32)
         self.names = [f"server-{place}" for place in self.layout.places]
         self.servers: dict[Member, ServerMachine] = {}
         for place, name in enumerate(self.names):

@@ -10,22 +10,25 @@ in the middle of a step breaks that: throw such a store away. The server process
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from planaria import kernels
-from planaria.codes import COEFFICIENTS
 from planaria.errors import RowError, StepError, StoreError
 from planaria.kernels.checks import array
 from planaria.kernels.parity import add_delta, share_deltas
 from planaria.kernels.types import NO_ROW, Bytes, Floats, Index, OptimizerRule, Records
 from planaria.layout import Layout
+from planaria.layout.arithmetic import NOBODY
 from planaria.server.arena import CHUNK_RECORDS, ArenaStore
 from planaria.server.changed import ChangedRows
+from planaria.server.decoding import delta_coefficients
 from planaria.server.digest import Digest
 from planaria.server.history import Change, History
 from planaria.server.initialising import initialise
+from planaria.server.memory import Memory
 from planaria.server.reserve import Reserve
 from planaria.server.snapshot import FrozenArena, Snapshot, Wanted
 from planaria.tables import Arena
@@ -39,19 +42,6 @@ class ParityDelta(NamedTuple):
 
     indices: Index  # the parity records' numbers on the holder
     delta: Records
-
-
-class Memory(NamedTuple):
-    """Bytes in use, by purpose."""
-
-    data: int
-    parity: int
-    history: int
-    validity: int
-
-    @property
-    def total(self) -> int:
-        return sum(self)
 
 
 class Store:
@@ -81,33 +71,56 @@ class Store:
             raise StoreError(f"keep_steps must be at least 1, not {keep_steps}")
         if blank_at is not None and blank_at < 0:
             raise StoreError(f"a replacement cannot start at step {blank_at}")
-        self.layout = layout
-        self.place = place
         self.seed = seed
         step = 0 if blank_at is None else blank_at
-        self.first_step = step  # nothing before it was ever here
         self.arenas = []
         for number, arena in enumerate(arenas):
             within = layout.arena(arena.rows)
             records = reserve.take(number, within.records(place)) if reserve else None
             self.arenas.append(ArenaStore(arena, within, place, blank_at is None, records))
-        self.own = History(keep_steps, step)
-        self.sources = {source: History(keep_steps, step) for source in layout.sources(place)}
-        self.holders = layout.holders(place)
         self.changed: ChangedRows | None = None
         """Where `apply` notes what it changes, for whoever wants to know."""
         self._snapshot: Snapshot | None = None
-        own = layout.regions(place)
-        protecting = own.group[: own.data_regions]
-        # By data region and parity: which holder, and which region there; and how many holders.
-        self._protecting = (
-            np.searchsorted(self.holders, layout.groups[protecting, layout.k :]).astype(np.int32),
-            np.ascontiguousarray(layout.region_of[protecting, layout.k :], np.int32),
-            len(self.holders),
-        )
-        self._coef_by_region = {source: self._coefficients(source) for source in self.sources}
+        self._keep_steps = keep_steps
+        self._arrange(layout, place, step)
         if blank_at is None:
             self.initialise(on_progress)
+
+    def _arrange(self, layout: Layout, place: int, step: int) -> None:
+        """Whom it tells of changes and who tells it, from `step` on."""
+        self.layout = layout
+        self.place = place
+        self.first_step = step  # nothing before it can be read
+        self.own = History(self._keep_steps, step)
+        self.sources = {s: History(self._keep_steps, step) for s in layout.sources(place)}
+        self.holders = layout.holders(place)
+        whom, where = layout.protecting(place)
+        nobody = len(self.holders)
+        number = np.searchsorted(self.holders, whom) if nobody else whom
+        # By region and protection: which holder, and which region there; and how many holders.
+        self._protecting = (
+            np.where(whom == NOBODY, nobody, number).astype(np.int32),
+            where,
+            nobody + int((whom == NOBODY).any()),
+        )
+        self._coef_by_region = {
+            source: delta_coefficients(layout, place, source) for source in self.sources
+        }
+
+    def rearrange(self, layout: Layout, place: int, step: int) -> None:
+        """From now on this server has another part in another layout, as of `step`: later steps are
+        taken back, and come again. What it keeps stays where it is.
+        """
+        for source in self.sources:
+            self.retract(source, step)
+        for changes in reversed(self.own.retract(step)):
+            undo = partial(self._undo, changes)
+            self.snapshot.across(undo) if self.snapshot else undo()
+        stays = [store.rearrange(layout.arena(store.arena.rows), place) for store in self.arenas]
+        if self.snapshot and not all(stays):
+            self.snapshot.close()  # what reads it is told
+        self.changed = None
+        self._arrange(layout, place, step)
 
     def initialise(self, on_progress: Callable[[], None] = lambda: None) -> None:
         """Gives every record of a fresh or blank store the value that it has at step 0.
@@ -128,7 +141,12 @@ class Store:
     @property
     def held_step(self) -> int:
         """The last step that both data and parity records hold."""
-        return min([self.step, *(history.last for history in self.sources.values())])
+        return min([self.own.last, *[history.last for history in self.sources.values()]])
+
+    @property
+    def latest_step(self) -> int:
+        """The last step that any record holds."""
+        return max([self.step, *(history.last for history in self.sources.values())])
 
     def lookup(self, arena: int, index: Index, as_of: int | None = None) -> Floats:
         """Weights, float32[n, dim], of data records, as of a step of the history."""
@@ -148,13 +166,28 @@ class Store:
         store.require_valid(index)
         return self._take_back(arena, index, kernels.gather(store.records, index), as_of)
 
-    def export(self, arena: int, start: int, stop: int, as_of: int) -> Records:
-        """Records start .. stop - 1, all data or all parity, as of a step: for bulk rebuilds."""
+    def export(
+        self,
+        arena: int,
+        start: int,
+        stop: int,
+        as_of: int,
+        room: Callable[[int], Bytes | None] = lambda _: None,
+    ) -> Records:
+        """Records start .. stop - 1, all data or all parity, as of a step: for bulk rebuilds.
+
+        room: memory of so many bytes, if there is some, that they are wanted in.
+        """
         store = self.arenas[arena]
         self._check_range(store, start, stop)
         if store.invalid:
             store.require_valid(np.arange(start, stop))
-        values = store.records[start:stop].copy()
+        found = store.records[start:stop]
+        given = room(found.nbytes)
+        values = (
+            np.empty_like(found) if given is None else given.view(np.uint32).reshape(found.shape)
+        )
+        np.copyto(values, found)
         self._take_back_range(arena, start, values, as_of)
         return values
 
@@ -162,11 +195,14 @@ class Store:
         """Raises unless all are data records of this server."""
         store = self.arenas[arena]
         array("index", index, np.int64, 1)
-        if len(index) and (index.min() < 0 or index.max() >= store.data_records):
+        # As unsigned numbers those below 0 are the largest.
+        if len(index) and index.view(np.uint64).max() >= store.data_records:
             raise RowError(
                 f"a record outside 0 to {store.data_records - 1}, which are the data records, "
                 f"was asked for: {index.min()} to {index.max()}"
             )
+        if not store.in_order and not store.is_data(index).all():
+            raise RowError("a record that is none of this server's data was asked for")
 
     def check_push(self, arena: int, index: Index, gradients: Floats) -> None:
         """Raises unless these are distinct data records and their gradients."""
@@ -183,6 +219,11 @@ class Store:
     def invalid_records(self) -> int:
         return sum([store.invalid for store in self.arenas])
 
+    @property
+    def invalid_own(self) -> int:
+        """Without those that are only mirrored here."""
+        return sum([store.invalid - store.invalid_mirrors for store in self.arenas])
+
     def digest(self) -> Digest:
         """Of the data records: the sum over all servers does not depend on the layout."""
         total = Digest()
@@ -190,8 +231,8 @@ class Store:
             for start in range(0, store.data_records, CHUNK_RECORDS):
                 stop = min(start + CHUNK_RECORDS, store.data_records)
                 index = np.arange(start, stop)
-                store.require_valid(index)
                 rows = store.layout.row_at(self.place, index)
+                store.require_valid(index[rows >= 0])
                 table, row = store.arena.table_row(rows.clip(min=0))
                 keys = (table.astype(np.uint64) << np.uint64(40)) | row.astype(np.uint64)
                 keys[rows < 0] = NO_ROW
@@ -199,11 +240,14 @@ class Store:
         return total
 
     def memory(self) -> Memory:
-        data = sum(s.records[: s.data_records].nbytes for s in self.arenas)
+        data, parity = (
+            sum(len(s.regions(kind)) * s.layout.slots * s.arena.words * 4 for s in self.arenas)
+            for kind in ("data", "parity")
+        )
         histories = (self.own, *self.sources.values())
         return Memory(
             data,
-            sum(s.records.nbytes for s in self.arenas) - data,
+            parity,
             sum(history.bytes_used for history in histories),
             sum(s.bitmap.nbytes for s in self.arenas),
         )
@@ -277,8 +321,8 @@ class Store:
 
         Only `apply` changes data records of a store whose records are all valid, and it knows.
         """
-        if self.invalid_records or self.snapshot:
-            why = "records are still to be rebuilt" if self.invalid_records else "one is being read"
+        if self.invalid_own or self.snapshot:
+            why = "records are still to be rebuilt" if self.invalid_own else "one is being read"
             raise StoreError(f"no snapshot can be taken: {why}; wait for that")
         chosen = [None] * len(self.arenas) if wanted is None else wanted
         self._snapshot = Snapshot(
@@ -345,7 +389,7 @@ class Store:
         if len(missing) < len(index):
             wanted = np.isin(index, missing)
             index, values = index[wanted], values[wanted]
-        parity = index >= store.data_records
+        parity = ~store.is_data(index)
         if not parity.all():
             self._check_enters(as_of)
         if parity.any():
@@ -355,25 +399,30 @@ class Store:
         store.set_valid(index)
         return len(index)
 
-    def restore_range(self, arena: int, first: int, values: Records, as_of: int) -> int:
-        """The same for records in a row, all data or all parity; `values` is changed meanwhile."""
+    def restore_range(
+        self, arena: int, first: int, count: int, as_of: int, fill: Callable[[Records], None]
+    ) -> int:
+        """The same for records in a row, all data or all parity, which `fill` writes to where they
+        belong: what is valid of them is put back.
+        """
         store = self.arenas[arena]
-        self._check_range(store, first, first + len(values))
-        array("values", values, np.uint32, 2, shape=(len(values), store.arena.words), writable=True)
-        missing = store.missing(np.arange(first, first + len(values)))
-        if first >= store.data_records:
-            self._take_back_range(arena, first, values, as_of)
-        else:
+        self._check_range(store, first, first + count)
+        index = np.arange(first, first + count)
+        missing = store.missing(index)
+        is_data = store.has_data_at(first)
+        if is_data:
             self._check_enters(as_of)
-        if 2 * len(missing) >= len(values):  # all of it, but for the few that are there already
-            is_there = np.ones(len(values), np.bool_)
-            is_there[missing - first] = False
-            there = np.flatnonzero(is_there) + first
-            kept = kernels.gather(store.records, there)
-            store.records[first : first + len(values)] = values
-            kernels.scatter(store.records, there, kept)
-        else:
-            kernels.scatter(store.records, missing, kernels.gather(values, missing - first))
+        for history in () if is_data else self.sources.values():
+            history.after(as_of)  # raises before anything is written
+        is_there = np.ones(count, np.bool_)
+        is_there[missing - first] = False
+        there = index[is_there]
+        kept = kernels.gather(store.records, there)
+        out = store.records[first : first + count]
+        fill(out)
+        if not is_data:
+            self._take_back_range(arena, first, out, as_of)
+        kernels.scatter(store.records, there, kept)
         store.set_valid(missing)
         return len(missing)
 
@@ -402,8 +451,7 @@ class Store:
     # ------------------------------------------------------------------ inside
 
     def _take_back(self, arena: int, index: Index, values: Records, as_of: int) -> Records:
-        store = self.arenas[arena]
-        parity = index >= store.data_records
+        parity = ~self.arenas[arena].is_data(index)
         if not parity.any():
             self.own.take_back(arena, index, values, as_of)
             return values
@@ -414,23 +462,27 @@ class Store:
         return values
 
     def _take_back_range(self, arena: int, first: int, values: Records, as_of: int) -> None:
-        if first < self.arenas[arena].data_records:
+        if self.arenas[arena].has_data_at(first):
             self.own.take_back_range(arena, first, values, as_of)
             return
         for history in self.sources.values():
             history.take_back_range(arena, first, values, as_of)
 
     def _check_range(self, store: ArenaStore, start: int, stop: int) -> None:
-        ends = (store.data_records, len(store.records))
-        if not (0 <= start <= stop <= ends[0] or ends[0] <= start <= stop <= ends[1]):
-            raise RowError(
-                f"records {start} to {stop} are not all data (below {ends[0]}) or all parity "
-                f"(below {ends[1]})"
-            )
+        if 0 <= start <= stop <= len(store.records):
+            regions = store.own.is_data[
+                start // store.layout.slots : -(-stop // store.layout.slots)
+            ]
+            if regions.all() or not regions.any():
+                return
+        raise RowError(
+            f"records {start} to {stop} of {len(store.records)} are not all data or all parity"
+        )
 
-    def _undo(self, changes: Sequence[Change]) -> None:
+    def _undo(self, changes: Sequence[Change]) -> list[Change]:
         for store, change in zip(self.arenas, changes, strict=False):
             kernels.mul_add(store.records, *change)
+        return list(changes)
 
     def history_of(self, source: int) -> History:
         try:
@@ -439,14 +491,3 @@ class Store:
             raise StoreError(
                 f"place {source} has no parity here; this server protects {sorted(self.sources)}"
             ) from None
-
-    def _coefficients(self, source: int) -> Bytes:
-        """By region: what this server multiplies the source's deltas by; 0 where it must not."""
-        own = self.layout.regions(self.place)
-        members = self.layout.groups[own.group]  # [regions, k + r]
-        here, position = np.nonzero(members[:, : self.layout.k] == source)
-        coef = np.zeros(len(own.group), np.uint8)
-        parity = own.position[here] - self.layout.k
-        protects = parity >= 0
-        coef[here[protects]] = COEFFICIENTS[parity[protects], position[protects]]
-        return coef

@@ -84,6 +84,12 @@ def arguments() -> argparse.ArgumentParser:
     faults.add_argument("--pause", type=float, metavar="S", dest="pause_s", help="longest pause")
     faults.add_argument("--network", choices=["even", "uneven", "ragged"], help="delays")
     faults.add_argument(
+        "--resizes", action="store_true", default=None, help="let servers come and go, too"
+    )
+    faults.add_argument(
+        "--survivors", action="store_true", default=None, help="let these rebuild what was lost"
+    )
+    faults.add_argument(
         "--over",
         action="store_false",
         dest="within_budget",
@@ -95,7 +101,8 @@ def arguments() -> argparse.ArgumentParser:
 
 OVERRIDES = (
     *("servers", "k", "r", "trainers", "steps", "keep_steps", "spares"),
-    *("count", "drop", "duplicate", "pause_s", "network", "within_budget"),
+    *("count", "drop", "duplicate", "pause_s", "network", "within_budget", "resizes"),
+    "survivors",
 )
 
 

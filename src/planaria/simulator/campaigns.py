@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 from planaria.optimizers import Optimizer
 from planaria.server.pace import PRIORITIES
 from planaria.simulator.checks import Failure
-from planaria.simulator.faults import Faults
+from planaria.simulator.coordinators import MOST_TRAINERS
+from planaria.simulator.faults import WHILE_RESIZING, Faults
 from planaria.simulator.network import NETWORKS
 from planaria.simulator.toy import ToyJob, ToyTable
 from planaria.simulator.world import World
@@ -34,6 +35,7 @@ from planaria.wire.messages import (
     Prepare,
     Push,
     RangeRequest,
+    Shift,
     Stop,
     View,
 )
@@ -77,8 +79,10 @@ class Schedule:
 def schedule(seed: int, **overrides: Any) -> Schedule:
     """What a seed stands for. Overrides are fields of ToyJob and Faults, `spares`, `network`.
 
-    steps: so many are run, after the one that the job is restored at.
+    steps: so many are run, after the one that the job is restored at. resizes: servers come and go.
+    survivors: these rebuild what was lost. elastic: the number of trainers changes meanwhile.
     """
+    elastic = overrides.pop("elastic", False)
     draw = random.Random(f"schedule {seed}")
     servers, k, r, trainers = draw.choice(SHAPES)
     job = ToyJob(
@@ -96,10 +100,41 @@ def schedule(seed: int, **overrides: Any) -> Schedule:
     drawn = Schedule(seed, job, faults, draw.choice((0, 1, 2)), draw.choice(list(NETWORKS)))
     started, tables = draw.choice(STARTS), draw.choice(TABLES)
     early = draw.choice((False, True))
+    if overrides.pop("resizes", False):
+        overrides = {**_resizes(seed, job), **overrides}
+    if overrides.pop("survivors", False):
+        overrides = {**_by_survivors(job), **overrides}
     started = overrides.pop("restored_at", started)
     drawn = _overridden(drawn, {"tables": tables, "early_answers": early, **overrides})
     steps = started + drawn.job.steps
-    return replace(drawn, job=replace(drawn.job, restored_at=started, steps=steps))
+    job = replace(drawn.job, restored_at=started, steps=steps)
+    return replace(drawn, job=replace(job, shifts=_shifts(seed, job)) if elastic else job)
+
+
+def _shifts(seed: int, job: ToyJob) -> tuple[Shift, ...]:
+    """One or two, after any of the steps."""
+    draw = random.Random(f"shifts {seed}")
+    shifts, trainers = [], job.trainers
+    steps = range(job.restored_at + 1, job.steps + 1)
+    for after in sorted(draw.sample(steps, draw.choice((1, 2)))):
+        others = [n for n in range(1, MOST_TRAINERS + 1) if n != trainers]
+        trainers = draw.choice(others)
+        shifts.append(Shift(after, trainers))
+    return tuple(shifts)
+
+
+def _resizes(seed: int, job: ToyJob) -> dict[str, Any]:
+    """Twice, up or down."""
+    draw = random.Random(f"resizes {seed}")
+    sizes = range(job.k + job.r, job.servers + 4)
+    scales = tuple(draw.sample([size for size in sizes if size != job.servers], 2))
+    return {"scales": scales, "blocks": 3, "steps": 8, "kinds": WHILE_RESIZING}
+
+
+def _by_survivors(job: ToyJob) -> dict[str, Any]:
+    """With servers enough to take over what one has lost, and time to grow back."""
+    more = {"servers": max(job.servers, job.k + job.r + 2), "blocks": 3, "steps": 8}
+    return {"by_survivors": True, "kinds": WHILE_RESIZING, **more}
 
 
 def _overridden(drawn: Schedule, overrides: dict[str, Any]) -> Schedule:
@@ -122,6 +157,8 @@ class Outcome:
     given_up: str | None  # what the coordinator named as lost, beyond the budget
     delivered: int
     redundant_after_s: float
+    resized: int = 0  # how often the number of servers has changed
+    taken_over: int = 0  # and how often because survivors took over what was lost
 
 
 def run_seed(seed: int, kind: type[World] = World, **overrides: Any) -> Outcome:
@@ -132,7 +169,8 @@ def run_seed(seed: int, kind: type[World] = World, **overrides: Any) -> Outcome:
     except Failure as failure:
         failed = str(failure)
     after_s = world.oracle.redundant_after_s
-    return Outcome(seed, failed, world.failure, world.delivered, after_s)
+    taken_over = sum(resize.lost > 0 for resize in world.disk.install.resizes)
+    return Outcome(seed, failed, world.failure, world.delivered, after_s, world.resized, taken_over)
 
 
 def _run_chunk(seeds: Sequence[int], overrides: dict[str, Any]) -> list[Outcome]:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planaria.codes import Code
-from planaria.coordinator.machine import CoordinatorState
 from planaria.errors import PlanariaError
 from planaria.kernels.types import Floats
+from planaria.layout import Layout
 from planaria.server.decoding import decode, find_mates
 from planaria.server.digest import Digest
 from planaria.server.store import Store
 from planaria.simulator.toy import Batch, Reference, ToyJob, joined, reference
 from planaria.trainer.machine import TrainerMachine
+from planaria.wire.control import CoordinatorState
 from planaria.wire.messages import Install, Stop, View
 
 if TYPE_CHECKING:
@@ -52,14 +53,27 @@ class Oracle:
             raise Failure(f"step {old.install.committed} was committed and is not any more")
         if new.install.view < old.install.view:
             raise Failure(f"the membership of view {new.install.view} came back")
+        if new.install.moves != old.install.moves:
+            self.world.lasts(0.0)  # everybody is on the way to another layout
+        if (new.install.shifts, new.install.shift) != (old.install.shifts, old.install.shift):
+            self.world.lasts(0.0)
 
     def on_install(self, member: str, install: Install) -> None:
         """One view number means one membership, for everybody."""
+        if install.view not in self.installs:
+            self._nobody_is_taken_for_lost(install)
         if self.installs.setdefault(install.view, install) != install:
             raise Failure(f"{member} got another membership for view {install.view}")
         members = [*install.servers, *install.trainers]
         if install.addresses != {name: f"at {name}" for name in members}:
             raise Failure(f"{member} is not told where everybody is: {install.addresses}")
+
+    def _nobody_is_taken_for_lost(self, install: Install) -> None:
+        """From its promise to the view that follows, nothing changes about a server."""
+        for place in install.rebuilding:
+            process = self.world.processes.get(install.servers[place])
+            if process is not None and process.machine.whole:
+                raise Failure(f"{install.servers[place]} is whole, and a view says otherwise")
 
     def on_stop(self, member: str, stop: Stop) -> None:
         """Only who was given up is sent away before the end is on disk."""
@@ -94,8 +108,8 @@ class Oracle:
         elif self.redundant_at is None:
             self.redundant_at = world.now
             self.redundant_after_s = world.now - world.calm_at
-        late_s = world.now - world.calm_at
-        if late_s > END_S or (self.redundant_at is None and late_s > REDUNDANT_S):
+        late_s, limit_s = world.now - world.calm_at, REDUNDANT_S * world.job.blocks
+        if late_s > END_S or (self.redundant_at is None and late_s > limit_s):
             raise Failure(f"{late_s:.1f} s after the last fault it hangs: {world.state()}")
 
     def _redundant(self) -> bool:
@@ -103,10 +117,10 @@ class Oracle:
         install = world.disk.install
         members = [*install.servers, *install.trainers]
         machines = [world.processes[m].machine for m in members if m in world.processes]
-        keepers = machines[: world.job.keepers]
+        keepers = install.keeping()
         return (
             len(machines) == len(members)
-            and all(keeper.dense for keeper in keepers)
+            and all(world.processes[keeper].machine.dense for keeper in keepers)
             and all(
                 machine.view == install.view
                 and (not machine.blank if isinstance(machine, TrainerMachine) else machine.whole)
@@ -126,31 +140,35 @@ class Oracle:
         if any(server and not server.whole for server in servers):
             raise Failure("the job ended while records were still to be rebuilt")
         left: list[Store | None] = [server.store if server else None for server in servers]
-        stores = [store or _rebuilt(place, left, job) for place, store in enumerate(left)]
+        layout = world.layout
+        stores = [store or _rebuilt(place, left, job, layout) for place, store in enumerate(left)]
         found = sum((store.digest() for store in stores), Digest())
         if found != self.reference.digest:
             raise Failure("the records differ from those of the undisturbed run")
         install = world.disk.install
-        for member in [*install.trainers, *install.servers[: job.keepers]]:
+        for member in [*install.trainers, *install.keeping()]:
             if member not in world.processes:
                 continue  # died after it had said that it was done
             dense = world.processes[member].machine.dense.as_of(job.steps)
             if dense is None or dense.tobytes() != self.reference.dense:
                 raise Failure(f"the dense state of {member} differs from the undisturbed run")
-        _check_stripes(stores, job)
+        _check_stripes(stores, job, layout)
         if errors := [error for server in servers if server for error in server.errors]:
             raise Failure(f"a server refused a message: {errors[0]}")
 
 
-def _rebuilt(place: int, stores: Sequence[Store | None], job: ToyJob) -> Store:
+def _rebuilt(place: int, stores: Sequence[Store | None], job: ToyJob, layout: Layout) -> Store:
     """What a replacement would rebuild for a server that died when everybody was done."""
-    store = Store(job.arenas, job.layout, place, blank_at=job.steps)
+    store = Store(job.arenas, layout, place, blank_at=job.steps)
     absent = [other for other, there in enumerate(stores) if there is None]
     for number, arena in enumerate(store.arenas):
-        index = np.arange(len(arena.records))
+        index = arena.missing(np.arange(len(arena.records)))
         mates = find_mates(arena.layout, place, index, absent)
         shards = np.empty((job.k, len(index), arena.arena.words), np.uint32)
         for (row, i), mate in np.ndenumerate(mates.places):
+            if not mates.coef[row, i]:
+                shards[i, row] = 0
+                continue
             there = stores[int(mate)]
             assert there
             shards[i, row] = there.read(number, mates.indices[row, i : i + 1], job.steps)[0]
@@ -158,14 +176,14 @@ def _rebuilt(place: int, stores: Sequence[Store | None], job: ToyJob) -> Store:
     return store
 
 
-def _check_stripes(stores: Sequence[Store], job: ToyJob) -> None:
+def _check_stripes(stores: Sequence[Store], job: ToyJob, layout: Layout) -> None:
     """Every stripe satisfies its parity equations, byte for byte."""
     if any(store.held_step < job.steps for store in stores):
         raise Failure("a delta of the last step is still missing")
-    code, regions = Code(job.k, job.r), job.layout.region_of.tolist()
-    groups = list(enumerate(job.layout.groups.tolist()))
+    code, regions = Code(job.k, job.r), layout.region_of.tolist()
+    groups = list(enumerate(layout.groups.tolist()))
     for (arena, of), (group, places) in product(enumerate(job.arenas), groups):
-        slots = job.layout.arena(of.rows).slots
+        slots = layout.arena(of.rows).slots
         starts = [region * slots for region in regions[group]]
         shards = [
             stores[place].arenas[arena].records[start : start + slots].view(np.uint8).ravel()

@@ -18,26 +18,33 @@ from typing import Any
 
 from planaria.checkpoints import DENSE
 from planaria.config import Config
-from planaria.control.children import EXIT_DONE, EXIT_FAILED, EXIT_FENCED, Ended
+from planaria.control.children import EXIT_DONE, EXIT_FAILED, EXIT_FENCED, Ended, Failure
+from planaria.control.remembering import Answered, Asked, Question, Remembering
 from planaria.control.rolling_back import RollBackMachine
 from planaria.control.saving import Discard, Publish, SaveMachine
-from planaria.control.supervising import Failure, Kill, Send, Start, SupervisorMachine
+from planaria.control.supervising import Kill, Send, Start, SupervisorMachine
 from planaria.coordinator.machine import DONE
 from planaria.coordinator.watch import Pulse
 from planaria.simulator.checks import Failure as Broken
-from planaria.simulator.control_checks import check_end
+from planaria.simulator.control_checks import check_end, check_saved
 from planaria.simulator.control_coordinator import (
     BEAT_S,
+    OnDisk,
     Process,
     after_call,
+    ask_again,
     become_coordinator,
     obey,
+    on_answer,
     tick_coordinator,
 )
-from planaria.simulator.control_faults import KINDS, strike
+from planaria.simulator.control_faults import KINDS, end_when_heard, strike
+from planaria.simulator.control_training import train
 from planaria.simulator.disk import Disk
 from planaria.simulator.puppets import Puppet
 from planaria.wire.control import (
+    ClaimEpoch,
+    EpochClaimed,
     Heard,
     Listening,
     Obeyed,
@@ -45,7 +52,9 @@ from planaria.wire.control import (
     PartFailed,
     PartSaved,
     Ready,
+    SaveState,
     ServerHolds,
+    StateSaved,
     StepDone,
     Tell,
     Told,
@@ -66,10 +75,13 @@ class ControlWorld:
     supervisor_class: type[SupervisorMachine] = SupervisorMachine
     saves_class: type[SaveMachine] = SaveMachine
     rolling_back_class: type[RollBackMachine] = RollBackMachine
+    remembering_class: type[Remembering] = Remembering
+    question_class: type[Question] = Question
 
     def __init__(self, seed: int, kinds: tuple[str, ...] = KINDS, count: int | None = None) -> None:
         draw = self.random = random.Random(f"control {seed}")
         self.seed, self.kinds = seed, kinds
+        self.distant = seed % 2 == 0  # whether coordinators are on other machines
         servers, k, parity = draw.choice(((4, 2, 1), (5, 2, 2), (3, 1, 1)))
         self.strategy = draw.choice(("erasure", "erasure", "checkpoint", "none"))
         self.steps = 40
@@ -117,6 +129,7 @@ class ControlWorld:
         self.listeners: dict[Member, Listener] = {}
         self.holds: set[str] = set()  # who has told what it holds in the end
         self.disk = Disk()
+        self.remembering = self.remembering_class(OnDisk(self.disk))
         self.supervisor = self.supervisor_class(self.config, step, self.now)
         self._act()
         generation = self.generation
@@ -234,7 +247,7 @@ class ControlWorld:
         if not process.struck:
             raise Broken(f"{kill.member} was killed for nothing: {kill.why}")
         self.note(f"the supervisor kills {kill.member}: {kill.why}")
-        self._exit_soon(kill.member, Ended(-9, "killed by SIGKILL"))
+        end_when_heard(self, kill.member, process)
 
     def _on_verdict(self, sentence: str | None, lost: bool) -> None:
         self.processes.clear()
@@ -270,12 +283,16 @@ class ControlWorld:
         teller = process.puppet.teller if process.puppet else process.teller
         self.to_supervisor(member, teller.tell(what, self.now))
 
-    def to_supervisor(self, member: Member, message: Tell | Obeyed | Heartbeat) -> None:
-        if self.random.random() >= self.drop:
+    def to_supervisor(self, member: Member, message: Tell | Obeyed | Heartbeat | Asked) -> None:
+        if self.random.random() >= self.drop and not self._is_cut(member):
             delay = self.random.expovariate(200)
             self.after(
                 delay, self._supervise, self._on_supervisor, member, message, self.generation
             )
+
+    def _is_cut(self, member: Member) -> bool:
+        process = self.processes.get(member)
+        return process is not None and self.now < process.cut_until
 
     def on_delivery(self, member: Member, message: Any) -> None:
         """Before the supervisor gets a message; for those who strike at a chosen one."""
@@ -292,6 +309,9 @@ class ControlWorld:
                 self.supervisor.receive(member, message, now)
             case Heartbeat():
                 self.supervisor.heard(member, now)
+            case ClaimEpoch() | SaveState():
+                current = member == self.supervisor.coordinator
+                self._send_control(member, self.remembering.answer(message, current=current))
 
     def _on_told(self, member: Member, what: Told) -> None:
         self.supervisor.receive(member, what, self.now)
@@ -305,29 +325,42 @@ class ControlWorld:
             case StepDone(rank=0):
                 self.saves.on_step(what.step, self.now)
 
-    def _send_control(self, member: Member, message: Orders | Heard) -> None:
-        if self.random.random() >= self.drop:
+    def _send_control(self, member: Member, message: Orders | Heard | Answered) -> None:
+        if self.random.random() >= self.drop and not self._is_cut(member):
             delay = self.random.expovariate(200)
             self.after(delay, self._on_control, member, message, self.generation)
 
-    def _on_control(self, member: Member, message: Orders | Heard, generation: int) -> None:
-        process = self._awake(member, generation, self._on_control, member, message, generation)
+    def _on_control(
+        self, member: Member, message: Orders | Heard | Answered, generation: int
+    ) -> None:
+        answers = isinstance(message, EpochClaimed | StateSaved)
+        arguments = (member, message, generation)
+        process = self._awake(member, generation, self._on_control, *arguments, asks=answers)
         if process is None:
             return
-        if isinstance(message, Heard):
+        if isinstance(message, EpochClaimed | StateSaved):
+            on_answer(self, member, process, message)
+        elif isinstance(message, Heard):
             (process.puppet.teller if process.puppet else process.teller).heard(message.number)
         elif process.puppet:
             process.puppet.on_orders(message)
-            self._flush(member, process.puppet)
+            self.flush(member, process.puppet)
         else:
             obey(self, member, process, message)
 
     def _awake(
-        self, member: Member, generation: int, again: Callable[..., None], *arguments: Any
+        self,
+        member: Member,
+        generation: int,
+        again: Callable[..., None],
+        *arguments: Any,
+        asks: bool = False,
     ) -> Process | None:
-        """The process, if it is there and does not stand still; else it gets that later."""
+        """The process, if it is there and does not stand still; else it gets that later. asks: it
+        may be one that waits for an answer.
+        """
         process = self.processes.get(member) if generation == self.generation else None
-        if process and self.now < process.paused_until:
+        if process and (self.now < process.paused_until or (process.question and not asks)):
             process.backlog.append((again, arguments))
             return None
         return process
@@ -343,7 +376,9 @@ class ControlWorld:
             for event, arguments in backlog:
                 event(*arguments)
             process.pulse.turn(self.now)
-            if process.machine:
+            if process.question:
+                ask_again(self, member, process)
+            elif process.machine:
                 tick_coordinator(self, member, process)
             elif process.puppet:
                 self._tick_puppet(member, process.puppet)
@@ -362,9 +397,9 @@ class ControlWorld:
         if (step := puppet.due(self.now)) is not None:
             self.after(self._disk_s(), self._written, member, step, self.generation)
         puppet.out += puppet.teller.due(self.now)
-        self._flush(member, puppet)
+        self.flush(member, puppet)
 
-    def _flush(self, member: Member, puppet: Puppet) -> None:
+    def flush(self, member: Member, puppet: Puppet) -> None:
         out, puppet.out = puppet.out, []
         for message in out:
             if isinstance(message, Tell | Obeyed):
@@ -385,8 +420,9 @@ class ControlWorld:
         if process is None:
             return
         if process.puppet:
+            check_saved(self, message)
             self.post(to, process.puppet.receive(sender, message, self.now))
-            self._flush(to, process.puppet)
+            self.flush(to, process.puppet)
         elif process.machine and process.watch:
             age_s = message.age_ms / 1000 if isinstance(message, Heartbeat) else 0.0
             process.watch.heard(sender, self.now, age_s)
@@ -401,43 +437,14 @@ class ControlWorld:
         if process.puppet and (awake or process.beats):
             beat = Heartbeat(view=NO_VIEW, age_ms=process.pulse.beat(self.now))
             self.post(member, [(COORDINATOR, beat)])
-        elif process.machine and awake:
+        elif process.role == "coordinator" and awake:
             self.to_supervisor(member, Heartbeat(view=NO_VIEW))
         self.after(BEAT_S, self._beat, member, generation)
 
     def _train(self, generation: int) -> None:
-        """A step, if everybody of the view in force is there for it."""
-        if generation != self.generation or self.ended:
-            return
-        members = self._ready_members()
-        if members and self.trained < self.steps:
-            self.trained = min(puppet.step for puppet in members) + 1
-            for puppet in members:
-                puppet.on_step(self.trained, self.now)
-                self._flush(puppet.member, puppet)
-        self.after(STEP_S, self._train, generation)
-
-    def _ready_members(self) -> list[Puppet]:
-        if not self.disk.states:
-            return []
-        install = self.disk.install
-        found = []
-        for member in (*install.servers, *install.trainers):
-            process = self.processes.get(member)
-            if process is None or process.puppet is None or self.now < process.paused_until:
-                return []
-            puppet = process.puppet
-            if puppet.view != install.view or puppet.frozen or puppet.blank or puppet.stopped:
-                return []
-            found.append(puppet)
-        return found if len({puppet.step for puppet in found}) == 1 else self._caught_up(found)
-
-    def _caught_up(self, members: list[Puppet]) -> list[Puppet]:
-        """A replacement starts at the committed step, and the others redo nothing."""
-        behind = min(puppet.step for puppet in members)
-        for puppet in members:
-            puppet.step = behind
-        return members
+        if generation == self.generation and not self.ended:
+            train(self)
+            self.after(STEP_S, self._train, generation)
 
     # ------------------------------------------------------------------ disks
 
@@ -449,7 +456,7 @@ class ControlWorld:
         if process and process.puppet:
             why_not = "no space is left" if self.now < self.disk_fails_until else None
             process.puppet.written(step, why_not, 0.05, self.now)
-            self._flush(member, process.puppet)
+            self.flush(member, process.puppet)
 
     def _do(self, work: Any, generation: int) -> None:
         """The archive's work. What was begun before all rolled back counts all the same."""

@@ -17,11 +17,11 @@ class StrikesAt(ControlWorld):
     one of the servers.
     """
 
-    def __init__(self, boundary: int, victim: str) -> None:
+    def __init__(self, boundary: int, victim: str, *, distant: bool = False) -> None:
         self.boundary, self.victim = boundary, victim
         self.heard = 0
         super().__init__(0, count=0)
-        self.drop = 0.0
+        self.drop, self.distant = 0.0, distant
 
     def on_delivery(self, member: Member, message: Any) -> None:
         if isinstance(message, Heartbeat):

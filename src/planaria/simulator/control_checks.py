@@ -5,9 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from planaria.simulator.checks import Failure as Broken
+from planaria.wire.messages import NO_VIEW, Install, Message, Prepare, View
 
 if TYPE_CHECKING:
     from planaria.simulator.control import ControlWorld
+
+
+def check_saved(world: ControlWorld, message: Message) -> None:
+    """Nobody is told of a view that is forgotten if the coordinator ends now."""
+    if not isinstance(message, Prepare | Install):
+        return
+    view = message.view
+    saved = world.disk.states.get(view.epoch)
+    used = NO_VIEW if saved is None else View(saved.epoch, saved.n)
+    in_force = NO_VIEW if saved is None else saved.install.view
+    if view > (in_force if isinstance(message, Install) else used):
+        raise Broken(f"view {tuple(view)} is told before it is saved")
 
 
 def check_end(world: ControlWorld) -> None:

@@ -9,6 +9,7 @@ from planaria.wire.messages import Member
 
 if TYPE_CHECKING:
     from planaria.simulator.control import ControlWorld
+    from planaria.simulator.control_coordinator import Process
 
 KILLED = Ended(-9, "killed by SIGKILL")
 KINDS = (
@@ -20,6 +21,7 @@ KINDS = (
     "freeze",  # SIGSTOP for less or more than the limit
     "hang",  # the main loop stands still, the heart beats
     "freeze coordinator",
+    "cut coordinator",  # off the supervisor alone, where it is on another machine
     "sleep",  # the supervisor alone
     "sleep all",  # a paused container
     "stillborn",  # the next processes end before they are of any use
@@ -44,6 +46,8 @@ def strike(world: ControlWorld) -> None:
         world.end(coordinator, KILLED)
     elif kind == "freeze coordinator" and coordinator in world.processes:
         world.pause(coordinator, draw.uniform(0.5, 90.0), beats=False)
+    elif kind == "cut coordinator" and world.distant and coordinator in world.processes:
+        _cut(world, coordinator, draw.uniform(0.5, 12.0))
     elif kind in ("sleep", "sleep all"):
         _sleep(world, kind, draw.uniform(0.5, 90.0))
     elif kind == "stillborn":
@@ -62,6 +66,26 @@ def _strike_member(world: ControlWorld, kind: str, member: Member) -> None:
         world.end(member, Ended(EXIT_FAILED, "MemoryError"))
     else:
         world.pause(member, world.random.uniform(0.5, 90.0), beats=kind == "hang")
+
+
+def _cut(world: ControlWorld, coordinator: Member, seconds: float) -> None:
+    world.note(f"{coordinator} is cut off for {seconds:.1f} s")
+    process = world.processes[coordinator]
+    process.cut_until, process.struck = world.now + seconds, True
+
+
+def end_when_heard(world: ControlWorld, member: Member, process: Process) -> None:
+    """The supervisor kills it: at once, or when its machine, which is cut off, hears of it."""
+    if world.now >= process.cut_until:
+        world.end(member, KILLED)
+        return
+    delay = process.cut_until - world.now + world.random.uniform(0.0, 1.0)
+    world.after(delay, _end_if_it_runs, world, member, process)
+
+
+def _end_if_it_runs(world: ControlWorld, member: Member, process: Process) -> None:
+    if world.processes.get(member) is process:
+        world.end(member, KILLED)
 
 
 def _sleep(world: ControlWorld, kind: str, seconds: float) -> None:

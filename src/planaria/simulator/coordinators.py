@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine, first_state
+from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine
+from planaria.coordinator.state import first_state
 from planaria.coordinator.watch import Pulse
 from planaria.simulator.process import (
     BEAT_S,
@@ -18,6 +19,8 @@ from planaria.simulator.process import (
 )
 from planaria.wire.machine import Outbox
 from planaria.wire.messages import NO_VIEW, Member, Suspect
+
+MOST_TRAINERS = 4
 
 if TYPE_CHECKING:
     from planaria.simulator.world import World
@@ -56,7 +59,12 @@ class Coordinators:
         if world.disk.states:
             state = world.disk.state
         else:
-            state = first_state(epoch, *world.first_members, committed=world.job.restored_at)
+            state = first_state(
+                epoch,
+                *world.first_members,
+                committed=world.job.restored_at,
+                keepers=world.job.keepers,
+            )
         machine = world.coordinator_class(
             state,
             world.job.layout,
@@ -64,6 +72,8 @@ class Coordinators:
             now=world.now,
             retry_s=RETRY_S,
             deadline_s=DEADLINE_S,
+            most_trainers=MOST_TRAINERS if world.job.shifts else 0,
+            by_survivors=world.job.by_survivors,
         )
         watch = world.watch_class(LIMIT_S, world.hang_s)
         if state.epoch < epoch:
@@ -76,7 +86,7 @@ class Coordinators:
 
     def save(self, member: Member, machine: CoordinatorMachine, outbox: Outbox) -> Outbox:
         """Saves before anything is sent; returns what may be sent now."""
-        self.world.given_up |= machine.dead
+        self.world.given_up |= machine.dead | machine.retired
         state = machine.take_state()
         if state is None:
             return outbox
@@ -151,8 +161,13 @@ class Coordinators:
         self.come_back()
 
     def _wake_fenced(self, old: Member, silent: Member) -> None:
-        if old in self.world.processes and old != self.current:
+        process = self.world.processes.get(old)
+        if process is None:
+            return
+        if self.world.disk.refuses(process.machine.state.epoch, old):
             self.world.deliver(SUPERVISOR, old, Suspect(view=NO_VIEW, member=silent, gone=True))
+        else:  # nobody has taken over yet: what it decides still counts
+            self.world.after(TICK_S, self._wake_fenced, old, silent)
 
     def come_back(self, count: int = 1) -> None:
         self.die_saving = False

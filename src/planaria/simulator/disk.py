@@ -5,7 +5,7 @@ Claiming, loading and saving are several calls, so that others may come between 
 
 from __future__ import annotations
 
-from planaria.coordinator.machine import CoordinatorState
+from planaria.wire.control import CoordinatorState
 from planaria.wire.messages import Install, Member
 
 

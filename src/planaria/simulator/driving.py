@@ -14,7 +14,9 @@ import numpy as np
 
 from planaria.kernels.types import Floats
 from planaria.simulator.toy import Batch, next_dense
-from planaria.trainer.machine import RowsByPlace, TrainerMachine
+from planaria.trainer.job import Gradients
+from planaria.trainer.machine import TrainerMachine
+from planaria.trainer.rerouting import Rerouting, Route, RowsByPlace
 from planaria.wire.messages import Member
 
 if TYPE_CHECKING:
@@ -43,13 +45,20 @@ class Driver:
         self.trainer = trainer
         self.busy = False
         self.taken: list[dict[int, list[Floats]]] = []  # rows of this step, part by part
+        # In half of the schedules rows are named by the layout of the view, in which they were
+        # asked for, and not by that of the beginning.
+        self.follows = world.seed % 2 == 0
+        self.named: dict[tuple[int, int], Route] = {}  # what was asked for so
         self.evaluated = 0  # the last step that was
+        self.begun = 0  # the last step that was
 
     def advance(self) -> None:
         trainer = self.trainer
         if trainer.blank or trainer.last is not None or self.busy:
             return
         step = trainer.step
+        if not self._may_begin(step):
+            return
         if step in trainer.pushes:
             total = trainer.sum_of(step) if self._has_evaluated(step) else None
             if total is not None:
@@ -57,6 +66,21 @@ class Driver:
         elif self._has_rows(step):
             rows, self.taken = self._joined(step), []
             self._work(self._computed, step, rows)
+
+    def _may_begin(self, step: int) -> bool:
+        """Once only: whoever is in a step goes on with it. Shifts of a schedule are at its steps:
+        until the next is known to all, nobody passes it.
+        """
+        if self.begun < step:
+            next_shift = self.world.next_shift()
+            waits = next_shift is not None and step > next_shift.after
+            # Who was given up does not know of the next one, and what it computes is nobody's.
+            given_up = self.member not in self.world.disk.install.trainers
+            waits |= given_up and bool(self.world.job.shifts)
+            if waits or not self.trainer.goes_on():
+                return False
+            self.begun, self.taken = step, []
+        return True
 
     def _work(self, then: object, *arguments: object) -> None:
         self.busy = True
@@ -76,11 +100,14 @@ class Driver:
 
     def _rows(self, step: int, part: int) -> RowsByPlace:
         parts = parts_of(step, self.trainer.rank)
-        ids = self._batch(step).ids
+        of = step
+        if self.world.job.trainers_in(step) != self.world.job.trainers_in(self.trainer.step):
+            of = self.trainer.step  # before a shift, a trainer looks ahead at others' samples
+        ids = self._batch(of).ids
         return {place: [index[part::parts].copy() for index in ids[place]] for place in ids}
 
     def _has_rows(self, step: int) -> bool:
-        trainer, parts = self.trainer, parts_of(step, self.trainer.rank)
+        parts = parts_of(step, self.trainer.rank)
         if step % 2 == 0:  # all parts at once, else one after the other
             for part in range(len(self.taken), parts):
                 self._ask(step, part)
@@ -89,7 +116,7 @@ class Driver:
             self._ask(step, part)
             if step <= self.world.job.steps:
                 self._ask(step + 1, 0)
-            rows = trainer.rows(step, part)
+            rows = self._take(step, part)
             if rows is None:
                 return False
             self.taken.append(rows)
@@ -100,9 +127,11 @@ class Driver:
         wanted = (step + 1, EVALUATION)
         if self.evaluated == step or not is_evaluated(step, self.trainer.rank):
             return True
+        if (step + 1, self.trainer.rank) not in self.world.oracle.reference.batches:
+            return True  # it leaves after this step
         if wanted not in self.trainer.asked:
-            self.trainer.ask(*wanted, self._batch(step + 1).ids)
-        rows = self.trainer.rows(*wanted)
+            self._name(*wanted, self._batch(step + 1).ids)
+        rows = self._take(*wanted)
         if rows is None:
             return False
         self.world.oracle.check_rows(self.trainer.rank, step + 1, rows)
@@ -111,7 +140,22 @@ class Driver:
 
     def _ask(self, step: int, part: int) -> None:
         if (step, part) not in self.trainer.asked:
-            self.trainer.ask(step, part, self._rows(step, part))
+            self._name(step, part, self._rows(step, part))
+
+    def _name(self, step: int, part: int, rows: RowsByPlace) -> None:
+        named = self._renamed(rows)
+        self.named[step, part] = named
+        self.trainer.ask(step, part, named.rows, self.trainer.layout if self.follows else None)
+
+    def _renamed(self, rows: RowsByPlace) -> Route:
+        first = self.world.job.layout
+        now = self.trainer.layout if self.follows else first
+        arenas = [arena.rows for arena in self.world.job.arenas]
+        return Rerouting(now, arenas).route(rows, first)
+
+    def _take(self, step: int, part: int) -> dict[int, list[Floats]] | None:
+        rows = self.trainer.rows(step, part)
+        return None if rows is None else self.named.pop((step, part)).back(rows)
 
     def _joined(self, step: int) -> dict[int, list[Floats]]:
         """The parts of a step as one lookup would have given them."""
@@ -134,7 +178,10 @@ class Driver:
             self.trainer.finish()
         else:
             lrs = self.world.job.lrs(step)
-            self.trainer.give_gradients(step, batch.ids, batch.pushes, lrs, batch.dense_gradient)
+            named = self._renamed(batch.ids)
+            layout = self.trainer.layout if self.follows else None
+            sparse = Gradients(named.rows, named.there(batch.pushes), lrs, layout)
+            self.trainer.give_gradients(step, sparse, batch.dense_gradient)
 
     def _updated(self, step: int, total: Floats) -> None:
         before = self.trainer.dense.as_of(step - 1)

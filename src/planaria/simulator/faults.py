@@ -7,10 +7,11 @@ a schedule asks for more. Pauses and partitions that nobody notices cost nothing
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from planaria.layout.resizing import layout_after
 from planaria.server.machine import ServerMachine
 from planaria.simulator.process import DEADLINE_S, LIMIT_S
 from planaria.trainer.machine import TrainerMachine
@@ -55,6 +56,9 @@ KINDS = (
 )
 
 
+WHILE_RESIZING = (*KINDS, *["kill mirroring"] * 6)  # of schedules in which servers come and go
+
+
 @dataclass(frozen=True)
 class Faults:
     """What may happen in a schedule. One seed decides what does, and when."""
@@ -65,6 +69,7 @@ class Faults:
     kinds: tuple[str, ...] = KINDS
     pause_s: float = 1.0  # the longest pause or cut; past the limit, where that is the point
     within_budget: bool = True  # False: more than r servers of a group may go
+    scales: tuple[int, ...] = ()  # the number of servers changes to these, one after the other
 
 
 def plan(world: World) -> None:
@@ -80,6 +85,10 @@ def plan(world: World) -> None:
         world.after(at, strike, world)
     if world.faults.count and world.random.random() < 0.3:
         world.after(world.random.uniform(0.0, job_s), world.scrub)
+    if world.job.shifts:
+        world.scale_trainers()
+    if world.faults.scales:
+        world.after(world.random.uniform(0.0, job_s / 2), world.scale, world.faults.scales)
 
 
 def strike(world: World) -> None:
@@ -130,10 +139,7 @@ def _strike_network(world: World, kind: str) -> None:
         island = frozenset(m for m in members if world.random.random() < 0.5)
     else:
         seconds = DEADLINE_S + world.random.uniform(0.0, 3.0)
-        island = frozenset()
-        for member in world.random.sample(members, len(members)):
-            if usable(world, member) and affordable(world, island | {member}):
-                island |= {member}
+        island = _bearable(world, world.random.sample(members, len(members)))
     world.note(f"{kind}: {', '.join(sorted(island))} for {seconds:.2f} s")
     world.cut(island, seconds)
 
@@ -143,6 +149,9 @@ def _pause_many(world: World, kind: str) -> None:
     members = list(world.processes)
     if kind == "pause several":
         members = [m for m in members if usable(world, m) and world.random.random() < 0.5]
+        if _some_stay_away(world):
+            bearable = _bearable(world, members)
+            members = [m for m in members if m in bearable]
     seconds = _past_limit(world)
     world.note(f"{kind}: {', '.join(members)} for {seconds:.2f} s")
     for member in members:
@@ -168,6 +177,26 @@ def _strike_member(world: World, kind: str, victim: Member) -> None:
     else:
         ways = {"mute member": {"into": False}, "deafen member": {"out": False}}
         world.cut(frozenset([victim]), _past_limit(world), **ways.get(kind, {}))
+
+
+def _bearable(world: World, members: Iterable[Member]) -> frozenset[Member]:
+    """As many of these as the job can lose together."""
+    lost: frozenset[Member] = frozenset()
+    for member in members:
+        if usable(world, member) and affordable(world, lost | {member}):
+            lost |= {member}
+    return lost
+
+
+def _some_stay_away(world: World) -> bool:
+    """Whether members will be given up although they are waited for.
+
+    If others fall silent a moment before these do, those are given up, and then these are needed.
+    """
+    members = [*world.disk.install.servers, *world.disk.install.trainers]
+    there = [world.processes[member] for member in members if member in world.processes]
+    given_up_at = world.now + LIMIT_S + DEADLINE_S
+    return any(process.at_risk_until > given_up_at for process in there)
 
 
 def _past_limit(world: World) -> float:
@@ -200,6 +229,8 @@ def _victims(world: World, kind: str) -> list[Member]:
     victims = [m for m in pool if usable(world, m) and affordable(world, {m})]
     if kind == "kill rebuilding":
         return [m for m in victims if not world.processes[m].machine.whole]
+    if kind == "kill mirroring":
+        return [m for m in victims if not world.processes[m].machine.mirrored]
     return victims
 
 
@@ -223,11 +254,15 @@ def affordable(world: World, victims: Set[Member]) -> bool:
         for place, member in enumerate(install.servers)
         if member not in victims and usable(world, member) and world.processes[member].machine.whole
     }
-    groups = world.job.layout.groups.tolist()
+    groups = world.layout.groups.tolist()
+    if install.moving is not None:  # the view that ends a resize may be on its way already
+        after = install.moving.places(len(install.servers))
+        to_come = layout_after(world.job.layout, [*install.resizes, install.moving]).groups
+        groups += [[after[place] for place in group] for group in to_come.tolist()]
     if any(sum(place not in good for place in group) > world.job.r for group in groups):
         return False
     return any(
         usable(world, m) and world.processes[m].machine.dense
-        for m in [*install.trainers, *install.servers[: world.job.keepers]]
+        for m in [*install.trainers, *install.keeping()]
         if m not in victims
     )

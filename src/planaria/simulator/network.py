@@ -52,10 +52,6 @@ class Cut:
         )
 
 
-def _delay(draw: random.Random, mean_s: float) -> float:
-    return -math.log(1.0 - draw.random()) * mean_s
-
-
 class Links:
     """The network between all processes. The supervisor's pipes are no part of it."""
 
@@ -71,9 +67,11 @@ class Links:
         drop = BURST_DROP if now < self.burst_until else self.drop
         if drop and draw.random() < drop:
             return []
-        delays = [_delay(draw, self.network.mean_s(draw.random()))]
+        mean_s = self.network.mean_s(draw.random())
+        delays = [-math.log(1.0 - draw.random()) * mean_s]
         if self.duplicate and draw.random() < self.duplicate:
-            delays.append(_delay(draw, self.network.echo_s or self.network.mean_s(draw.random())))
+            mean_s = self.network.echo_s or self.network.mean_s(draw.random())
+            delays.append(-math.log(1.0 - draw.random()) * mean_s)
         return delays
 
     def passes(self, sender: Member, to: Member, now: float) -> bool:

@@ -7,7 +7,7 @@ dense state. One wrong bit in one record changes every later gradient of every r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeVar
 
@@ -23,7 +23,8 @@ from planaria.server.digest import Digest
 from planaria.server.job import ServerJob
 from planaria.server.store import Store
 from planaria.tables import Arena, Table, make_arenas
-from planaria.trainer.machine import TrainerJob
+from planaria.trainer.job import TrainerJob
+from planaria.wire.messages import Shift
 
 GOLDEN = 0x9E3779B97F4A7C15
 
@@ -47,11 +48,19 @@ class ToyJob:
     optimizer: Optimizer = field(default_factory=lambda: Optimizer("adagrad", lr=0.1))
     keep_steps: int = 2
     early_answers: bool = False
+    blocks: int = 1  # of groups
     restored_at: int = 0  # if set: everybody starts from a checkpoint of that step
+    shifts: tuple[Shift, ...] = ()  # the number of trainers changes after these steps
+    by_survivors: bool = False  # they rebuild what was lost
 
     @property
     def keepers(self) -> int:
         return keepers(self.r, self.trainers)
+
+    def trainers_in(self, step: int) -> int:
+        """How many there are in a step."""
+        numbers = [shift.trainers for shift in self.shifts if shift.after < step]
+        return numbers[-1] if numbers else self.trainers
 
     def lr(self, step: int) -> float:
         return 0.1 / step
@@ -61,7 +70,7 @@ class ToyJob:
 
     @property
     def layout(self) -> Layout:
-        return _layout(self.servers, self.k, self.r)
+        return _layout(self.servers, self.k, self.r, self.blocks)
 
     @property
     def arenas(self) -> list[Arena]:
@@ -72,23 +81,36 @@ class ToyJob:
             self.arenas,
             self.layout,
             self.seed,
-            self.trainers,
-            self.keepers,
             keep_steps=self.keep_steps,
             retry_s=retry_s,
             rebuild_chunk=self.rebuild_chunk,
-            rebuild_jobs=1,
+            rebuild_jobs=self.blocks,
             rebuild_priority=self.rebuild_priority,
             early_answers=self.early_answers,
         )
 
     def trainer_job(self, retry_s: float) -> TrainerJob:
         dims = [arena.dim for arena in self.arenas]
-        return TrainerJob(self.servers, dims, self.trainers, self.keepers, retry_s)
+        rows = [arena.rows for arena in self.arenas]
+        return TrainerJob(self.layout, rows, dims, retry_s)
+
+    @property
+    def undisturbed(self) -> ToyJob:
+        """Without what changes no bit of its records: jobs that are alike share one reference."""
+        alike = ToyJob()
+        return replace(
+            self,
+            keep_steps=alike.keep_steps,
+            rebuild_chunk=alike.rebuild_chunk,
+            rebuild_priority=alike.rebuild_priority,
+            early_answers=alike.early_answers,
+            by_survivors=alike.by_survivors,
+        )
 
     def restore(self, store: Store) -> None:
-        """Fills a blank store from the checkpoint."""
-        for arena, records in zip(store.arenas, checkpoint(self)[store.place], strict=True):
+        """Fills a blank store with the records of the step that the job starts from."""
+        first = _first_records(self.undisturbed)
+        for arena, records in zip(store.arenas, first[store.place], strict=True):
             arena.records[:] = records
         store.set_all_valid()
 
@@ -140,9 +162,12 @@ class ToyJob:
 
 
 @lru_cache
-def _layout(servers: int, k: int, r: int) -> Layout:
-    """One base block and its shifts: enough groups for every pair, few enough to be quick."""
-    base = np.array([[(g + p) % servers for p in range(k + r)] for g in range(servers)], np.int32)
+def _layout(servers: int, k: int, r: int, blocks: int = 1) -> Layout:
+    """One base block and its shifts: enough groups for every pair, few enough to be quick. Where
+    memberships move there are more of them, so that everybody has some.
+    """
+    shifts = range(servers * blocks)
+    base = np.array([[(g + p) % servers for p in range(k + r)] for g in shifts], np.int32)
     return Layout(base, k)
 
 
@@ -215,16 +240,20 @@ class Reference:
         return reference, (self.job,)  # copies of a world share it
 
 
-@lru_cache(maxsize=512)
 def reference(job: ToyJob) -> Reference:
     """The run of a job on one store, without machines, messages or faults."""
+    return _reference(job.undisturbed)
+
+
+@lru_cache(maxsize=512)
+def _reference(job: ToyJob) -> Reference:
     alone = _layout(1, 1, 0)
     store = Store(job.arenas, alone, 0, seed=job.seed)
     dense = np.arange(5, dtype=np.float32)
     batches: dict[tuple[int, int], Batch] = {}
     for step in range(1, job.steps + 2):  # the last one only looks
         contributions, dense_gradients = [], []
-        for rank in range(job.trainers):
+        for rank in range(job.trainers_in(step)):
             rows = job.rows_of(step, rank)
             index = [there for _, there in located(alone, job.arenas, rows)]
             values = [store.lookup(arena, there) for arena, there in enumerate(index)]
@@ -247,12 +276,12 @@ def reference(job: ToyJob) -> Reference:
 
 
 @lru_cache(maxsize=512)
-def checkpoint(job: ToyJob) -> list[list[Records]]:
+def _first_records(job: ToyJob) -> list[list[Records]]:
     """Per place and arena: the records, parity too, after the step that the job starts from."""
     stores = [Store(job.arenas, job.layout, place, seed=job.seed) for place in range(job.servers)]
     batches = reference(job).batches
     for step in range(1, job.restored_at + 1):
-        ranks = [batches[step, rank] for rank in range(job.trainers)]
+        ranks = [batches[step, rank] for rank in range(job.trainers_in(step))]
         for place, store in enumerate(stores):
             pushes = [zip(b.ids[place], b.pushes[place], strict=True) for b in ranks]
             changes = store.apply(step, list(zip(*pushes, strict=True)), job.lrs(step))

@@ -10,12 +10,14 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine
 from planaria.coordinator.watch import Pulse, Watch
 from planaria.dense import DenseCopies
+from planaria.layout import Layout
+from planaria.layout.resizing import layout_after
 from planaria.server.machine import ServerMachine
 from planaria.simulator.checks import Failure, Oracle
 from planaria.simulator.coordinators import Coordinators
@@ -43,8 +45,12 @@ from planaria.wire.messages import (
     Install,
     Member,
     Message,
+    Scale,
+    Scaled,
+    ScaleTrainers,
     Scrub,
     Scrubbed,
+    Shift,
     Spawn,
     Stop,
     Suspect,
@@ -73,6 +79,8 @@ class World:
         self.sequence = 0
         self.delivered = 0
         self.scrubs = 0  # finished ones
+        self.scaled = self.resized = 0  # to how many servers, and how often
+        self.unwanted: list[Member] = []  # servers that are to go
         self.story: list[str] = []  # the faults, for whoever reads a failure
         self.processes: dict[Member, Process] = {}
         self.dead: set[Member] = set()
@@ -99,6 +107,12 @@ class World:
         self.after(PULSE_S, self._pulse)
 
     @property
+    def layout(self) -> Layout:
+        """That of the newest view."""
+        install = self.disk.install
+        return layout_after(self.job.layout, install.resizes, install.moving)
+
+    @property
     def coordinator(self) -> Member:
         return self.coordinators.current
 
@@ -114,12 +128,11 @@ class World:
         return self.trainer_class(member, job, dense, fresh_rank=rank)
 
     def _first_server(self, member: Member, place: int) -> ServerMachine:
-        at = self.job.restored_at
-        job = self.job.server_job(RETRY_S)
-        machine = self.server_class(member, job, fresh_place=place, restored_at=at or None)
-        if at:
-            assert machine.store
-            self.job.restore(machine.store)
+        job, at = self.job.server_job(RETRY_S), self.job.restored_at
+        # Also at step 0: to copy records is much quicker than to make them for every schedule.
+        machine = self.server_class(member, job, fresh_place=place, restored_at=at)
+        assert machine.store
+        self.job.restore(machine.store)
         return machine
 
     def _start(self, member: Member, role: str, machine: Any) -> None:
@@ -209,6 +222,11 @@ class World:
         if isinstance(message, Spawn):
             for _ in range(message.count):
                 self.after(SPAWN_S, self._spawn, message.role)
+        elif isinstance(message, Scaled):
+            if message.state == "refused":
+                raise Failure(f"no {message.servers} servers: {message.why}")
+            if message.state == "done" and not message.trainers:
+                self.scaled, self.resized = message.servers, self.resized + 1
         elif isinstance(message, Scrubbed):
             self.scrubs += 1
             if message.wrong:
@@ -247,15 +265,17 @@ class World:
     def finish_call(self, member: Member, outbox: Outbox) -> None:
         """What a driver does after each call of a machine: save or compute, then send."""
         process = self.processes[member]
-        if process.role == "server":
-            outbox += process.machine.protect() + process.machine.sweep()
-        elif process.role == "trainer":
-            process.driver.advance()
-            outbox += process.machine.take_outbox()
+        machine = process.machine
+        if process.role == "coordinator":
+            outbox = self.coordinators.save(member, machine, outbox)
         else:
-            outbox = self.coordinators.save(member, process.machine, outbox)
-        if process.role != "coordinator" and process.machine.done and not process.machine.left:
-            outbox += process.machine.leave()
+            if process.driver is None:
+                outbox += machine.protect() + machine.sweep()
+            else:
+                process.driver.advance()
+                outbox += machine.take_outbox()
+            if machine.done and not machine.left:
+                outbox += machine.leave()
         for to, message in outbox:
             self.send(member, to, message)
 
@@ -301,6 +321,41 @@ class World:
     def scrub(self) -> None:
         self._tell_coordinator(Scrub(view=NO_VIEW, round=0))
 
+    def scale(self, wanted: Sequence[int]) -> None:
+        """To so many servers, one number after the other; now and then without one that is there.
+        Whoever wants it asks until it is done.
+        """
+        servers = self.disk.install.servers
+        self.unwanted = [self.random.choice(servers)] if self.random.random() < 0.5 else []
+        self.note(f"scale to {wanted[0]} servers, without {self.unwanted}")
+        self._ask_to_scale(list(wanted))
+
+    def _ask_to_scale(self, wanted: list[int]) -> None:
+        if self.scaled == wanted[0]:
+            self.scaled = 0
+            if wanted[1:]:
+                self.scale(wanted[1:])
+            return
+        scale = Scale(view=NO_VIEW, servers=wanted[0], without=self.unwanted)
+        self._tell_coordinator(scale)
+        self.after(RETRY_S, self._ask_to_scale, wanted)
+
+    def next_shift(self) -> Shift | None:
+        """That which everybody will know of, and nobody does."""
+        install, shifts = self.disk.install, self.job.shifts
+        if install.shift is not None or len(install.shifts) == len(shifts):
+            return None
+        return shifts[len(install.shifts)]
+
+    def scale_trainers(self) -> None:
+        """As the job's shifts say, one after the other; whoever wants them asks until it is done,
+        and again if it was given up.
+        """
+        if self.disk.states and (shift := self.next_shift()) is not None:
+            wanted = ScaleTrainers(view=NO_VIEW, trainers=shift.trainers, after=shift.after)
+            self._tell_coordinator(wanted)
+        self.after(RETRY_S, self.scale_trainers)
+
     def pause(self, member: Member, seconds: float, *, beats: bool = False) -> None:
         """It stands still; with `beats` its heart does not: it hangs, or is very busy."""
         self.at_risk(member, seconds)
@@ -340,8 +395,9 @@ class World:
 
     def run(self) -> Self:
         try:
+            events, next_of = self.events, heapq.heappop
             while not self.ended:
-                self.now, _, event, arguments = heapq.heappop(self.events)
+                self.now, _, event, arguments = next_of(events)
                 event(*arguments)
             if self.failure is None:
                 self.oracle.at_end()

@@ -36,16 +36,17 @@ PIECE_BYTES = 2
 class DenseGradients:
     """The parameters and buffers of the modules that are kept, each once, in order of names."""
 
-    def __init__(self, kept: Mapping[str, object], trainers: int) -> None:
+    def __init__(self, kept: Mapping[str, object], trainers: int, most: int = 0) -> None:
+        """most: so many trainers there may be later."""
         self._modules = {name: one for name, one in kept.items() if isinstance(one, nn.Module)}
-        self._trainers = trainers
+        self.trainers = trainers
         named = [pair for name, one in self._modules.items() for pair in one.named_parameters(name)]
         named = [pair for pair in named if _can_learn(pair[1])]
         self._names = {id(one): name for name, one in reversed(named)}
         self.parameters = list({id(one): one for _, one in named}.values())
         self._buffer_shapes = _shapes(self._named_buffers())
         said_bytes = MARK_BYTES * len(kept)
-        self.size = _Layout(self.parameters, self._buffers(), said_bytes, trainers).size
+        self.size = _Layout(self.parameters, self._buffers(), said_bytes, max(trainers, most)).size
         """Of the vector while all parameters require gradients: it is never longer."""
 
     def on_backward(self, call: Callable[[], None]) -> None:
@@ -64,7 +65,7 @@ class DenseGradients:
         """
         self._check()
         trained = [one for one in self.parameters if one.requires_grad]
-        layout = self._now = _Layout(trained, self._buffers(), len(said), self._trainers)
+        layout = self._now = _Layout(trained, self._buffers(), len(said), self.trainers)
         vector = np.zeros(layout.size, np.float32)
         flat = torch.from_numpy(vector)
         for parameter, part in _parts(layout.narrow, flat):
@@ -83,7 +84,7 @@ class DenseGradients:
         """What each rank has said, out of the sum over all of them."""
         if len(total) != self._now.size:
             raise StateError(OTHERS_TRAINED)
-        all_said = [_bytes_in(total[self._now.own(rank)]) for rank in range(self._trainers)]
+        all_said = [_bytes_in(total[self._now.own(rank)]) for rank in range(self.trainers)]
         said = [one[: self._now.said_bytes].tobytes() for one in all_said]
         if len({one[:MARK_BYTES] for one in said}) > 1:
             raise StateError(OTHERS_TRAINED)
@@ -93,7 +94,7 @@ class DenseGradients:
     def spread(self, total: Floats) -> None:
         """The sum over all trainers, made everybody's."""
         layout = self._now
-        mean = torch.from_numpy(total[: layout.flags.start] / np.float32(self._trainers))
+        mean = torch.from_numpy(total[: layout.flags.start] / np.float32(self.trainers))
         means = {id(one): part for one, part in _parts(layout.narrow, mean)}
         means |= {id(one): part for one, part in _parts(layout.wide, self._wide_mean(total))}
         present = (total[layout.flags] > 0).tolist()
@@ -119,14 +120,14 @@ class DenseGradients:
     def _wide_mean(self, total: Floats) -> torch.Tensor:
         """Summed here, in rank order like all others."""
         layout = self._now
-        ranks = [_bytes_in(total[layout.own(rank)]) for rank in range(self._trainers)]
+        ranks = [_bytes_in(total[layout.own(rank)]) for rank in range(self.trainers)]
         count = 8 * sum(_numbers(one) for one in layout.wide)
         first = layout.said_bytes
         numbers = [one[first : first + count].copy().view(np.float64) for one in ranks]
         summed = numbers[0]
         for other in numbers[1:]:
             summed = summed + other
-        return torch.from_numpy(summed / self._trainers)
+        return torch.from_numpy(summed / self.trainers)
 
     def _named_buffers(self) -> dict[str, torch.Tensor]:
         """Of now: forward may have put other tensors into their places."""

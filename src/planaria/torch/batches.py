@@ -97,6 +97,12 @@ class Batches:
             order.epochs = -(-steps // order.steps_per_epoch)
         self._order = order
 
+    def take_seat(self, rank: int, world_size: int) -> None:
+        """Another part of the same batches, from the next `from_step` on."""
+        self._rank, self._world_size = rank, world_size
+        if self._order is not None:
+            self._order.trainers = world_size
+
     def epoch_of(self, step: int) -> int:
         """Epochs count from 0."""
         self._check(step)
@@ -111,7 +117,9 @@ class Batches:
         return range(start, start + count)
 
     def size(self, step: int) -> int:
-        """How many samples this rank gets: batch_size, fewer or none in a short last step."""
+        """How many samples this rank gets: batch_size, fewer or none in a short last step; other
+        numbers once there are more ranks or fewer.
+        """
         return len(self.indices(step))
 
     def batch(self, step: int) -> Any:

@@ -49,10 +49,11 @@ from planaria.torch.looking_ahead import Ahead, find_features
 from planaria.torch.replicas import Replicas
 from planaria.torch.routed import JobRouter
 from planaria.torch.sparse import SparseStep
-from planaria.torch.step import Step
+from planaria.torch.step import Step, figures_of
 from planaria.torch.watching import OptimizerWatch
 from planaria.trainer.client import Client
 from planaria.trainer.declaring import MOST_BYTES, Assignment, Declaration, Reply, encode
+from planaria.trainer.job import Gradients
 from planaria.wire.control import HeldOut, LastStep, LeftLoop, SaveWanted, StepDone
 
 LOSSES_KEPT = 50  # of the last steps, over which the report takes the mean
@@ -129,7 +130,7 @@ class Job:
         if self._client is not None:
             raise OutsideJob("batches: a job has one loop; give it epochs")
 
-        def plan(rank: int) -> Batches:
+        def plan() -> Batches:
             return Batches(
                 dataset,
                 batch_size,
@@ -140,7 +141,7 @@ class Job:
                 collate_fn=collate_fn,
                 workers=workers,
                 world_size=self.world_size,
-                rank=rank,
+                rank=max(self.rank, 0),
                 seed=self.config.seed,
             )
 
@@ -186,9 +187,8 @@ class Job:
         self, loss: float, auc: float | None = None, normalized_entropy: float | None = None
     ) -> None:
         """What this step is to be shown and reported with. Rank 0's are those of the job."""
-        told = (loss, auc, normalized_entropy)
-        self._in_step("log").figures = tuple(None if one is None else float(one) for one in told)
-        self._losses.append(float(loss))
+        self._in_step("log").figures = figures = figures_of(loss, auc, normalized_entropy)
+        self._losses.append(figures[0] or 0.0)
 
     def judge(self, first: int, labels: torch.Tensor, logits: torch.Tensor) -> None:
         """Held-out samples, as the trained model predicts them: the report has their AUC.
@@ -220,7 +220,7 @@ class Job:
         self._has_left = False
         if self._left is not None:
             self._client.sum(self.step)
-            self._client.end_step(self.step, self._left)
+            self._client.end_step(self.step, self._left, last=True)
         self._node.line.tell(LastStep(step=self.step))
         self._finish()
 
@@ -235,22 +235,23 @@ class Job:
 
     # ------------------------------------------------------------------ the loop
 
-    def _loop(self, plan: Callable[[int], Batches], batch_size: int) -> Generator[Any, None, None]:
-        batches = plan(max(self.rank, 0))
+    def _loop(self, plan: Callable[[], Batches], batch_size: int) -> Generator[Any, None, None]:
+        batches = plan()
         self._begin(batches, batch_size)
         assert self._client is not None
-        batches = plan(self.rank)
-        ahead = Ahead(batches.from_step(self.step + 1))
-        try:
-            for step in range(self.step + 1, self._steps + 1):
-                self._start_step(step, ahead)
-                yield ahead.batch
-                self._end_step()
-        except (GeneratorExit, KeyboardInterrupt):
-            self._leave_loop()
-            raise
-        finally:
-            ahead.close()
+        while self.step < self._steps:
+            batches.take_seat(self.rank, self.world_size)
+            ahead, seated = Ahead(batches.from_step(self.step + 1)), True
+            try:
+                while seated and self.step < self._steps:
+                    self._start_step(self.step + 1, ahead)
+                    yield ahead.batch
+                    seated = self._end_step()
+            except (GeneratorExit, KeyboardInterrupt):
+                self._leave_loop()
+                raise
+            finally:
+                ahead.close()
         self._finish()
 
     def _leave_loop(self) -> None:
@@ -304,7 +305,7 @@ class Job:
         for number, optimizer in enumerate(self._optimizers):
             kept.setdefault(f"tables.optimizer{number}", optimizer)
         self._keeper = Keeper(kept)
-        self._dense = DenseGradients(kept, self.world_size)
+        self._dense = DenseGradients(kept, self.world_size, self.config.most_trainers)
         self._watch = OptimizerWatch(kept, self._dense.parameters)
         self._steps = batches.steps
         first = find_features(batches.batch(1), collections)
@@ -342,6 +343,7 @@ class Job:
         self._router = JobRouter(config)
         client = self._node.begin(part.rank, self._keeper.freeze(), digest, self._mean_loss)
         self.rank, self.step, state = client.start()
+        self.world_size = self._dense.trainers = client.trainers
         if self._supervisor is None:  # a spare has none before, and others' variables are theirs
             os.environ["RANK"] = str(self.rank)
             if os.environ["LOCAL_RANK"] == "-1":
@@ -353,6 +355,7 @@ class Job:
         register_optimizer_step_pre_hook(self._before_optimizer)
         if self.world_size > 1:
             self._replicas.hold(state)
+        if self.world_size > 1 or config.is_elastic:
             self._dense.on_backward(self._on_backward)
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -380,7 +383,8 @@ class Job:
         # Last, so that no number is drawn by a dataset: a replacement reads other batches here.
         seed_torch(self.config.seed, step, self.rank)
 
-    def _end_step(self) -> None:
+    def _end_step(self) -> bool:
+        """Whether there are as many trainers in the next one."""
         assert self._client is not None
         now = self._in_step("the end of a step")
         now.check_backward()
@@ -390,9 +394,12 @@ class Job:
         self._client.sum(now.step)
         state = self._keeper.freeze()
         self._client.end_step(now.step, state)
+        before, self.world_size = self.world_size, self._client.trainers
+        self._dense.trainers = self.world_size
         if self.world_size > 1:
             self._replicas.hold(state)
         self.step = now.step
+        return before == self.world_size
 
     def _tell_of(self, now: Step) -> None:
         loss, auc, entropy = now.figures
@@ -433,12 +440,13 @@ class Job:
         gradients = now.sparse.gradients()
         scale = np.float32(1 / self.world_size)
         per_arena = [own if self.world_size == 1 else own * scale for _, own in gradients]
-        routed = self._router.route([rows for rows, _ in gradients])
+        routed = self._router.route([rows for rows, _ in gradients], self._client.layout)
         alone = self.world_size == 1
         said = self._replicas.said
         dense = np.zeros(0, np.float32) if alone else self._dense.collect(self.rank, said)
         lrs = [self._lr(arena.optimizer.group, now.step) for arena in self.config.arenas]
-        self._client.push(now.step, routed.rows, routed.split(per_arena), lrs, dense)
+        sparse = Gradients(routed.rows, routed.split(per_arena), lrs, routed.layout)
+        self._client.push(now.step, sparse, dense)
         now.rows = routed.counts
         if not alone:
             total = self._client.sum(now.step)
@@ -455,17 +463,17 @@ class Job:
         """Of now: before the gradients have left as of the step before, and then as of this one."""
         assert self._client is not None
         now = self._in_step("forward")
-        routed = self._router.route(rows)
+        routed = self._router.route(rows, self._client.layout)
         step = now.step + 1 if now.pushed else now.step
         part = next(self._parts)
-        self._client.ask(step, part, routed.rows)
+        self._client.ask(step, part, routed.rows, routed.layout)
         return routed.gather(self._client.rows(step, part))
 
     def _ask_ahead(self, step: int) -> Callable[[list[Index]], Any]:
         def ask(rows: list[Index]) -> Any:
             assert self._client is not None
-            routed = self._router.route(rows)
-            self._client.ask(step, 0, routed.rows)
+            routed = self._router.route(rows, self._client.layout)
+            self._client.ask(step, 0, routed.rows, routed.layout)
             return routed
 
         return ask

@@ -12,6 +12,7 @@ from planaria import kernels
 from planaria.config import Config
 from planaria.kernels import Parts
 from planaria.kernels.types import Floats, Index
+from planaria.layout import Layout
 from planaria.trainer.routing import Router
 
 
@@ -23,6 +24,7 @@ class Routed:
     parts: list[Parts]
     runs: list[list[slice]]  # per arena, by place
     dims: Sequence[int]
+    layout: Layout  # whose places these are
 
     @property
     def rows(self) -> dict[int, list[Index]]:
@@ -77,22 +79,27 @@ class JobRouter:
     """
 
     def __init__(self, config: Config) -> None:
-        self._routers = [Router(config.layout.arena(arena.rows)) for arena in config.arenas]
+        self._rows = [arena.rows for arena in config.arenas]
+        self._layout: Layout | None = None
+        self._routers: list[Router] = []
         self._dims = [arena.dim for arena in config.arenas]
         self._kept: deque[Routed] = deque(maxlen=ROUTES_KEPT)
 
-    def route(self, rows: Sequence[Index]) -> Routed:
-        """rows: per arena, distinct arena rows."""
+    def route(self, rows: Sequence[Index], layout: Layout) -> Routed:
+        """rows: per arena, distinct arena rows. layout: of now; what was kept stays as it was."""
         for routed in self._kept:
             pairs = zip(rows, routed.of, strict=True)
             if all(one is other or not len(one) + len(other) for one, other in pairs):
                 return routed
+        if layout is not self._layout:
+            self._layout = layout
+            self._routers = [Router(layout.arena(count)) for count in self._rows]
         parts = [router.partition(own) for router, own in zip(self._routers, rows, strict=True)]
         runs = []
         for part in parts:
             ends = np.cumsum(part.counts).tolist()
             counts = part.counts.tolist()
             runs.append([slice(end - n, end) for end, n in zip(ends, counts, strict=True)])
-        routed = Routed(list(rows), parts, runs, self._dims)
+        routed = Routed(list(rows), parts, runs, self._dims, layout)
         self._kept.append(routed)
         return routed

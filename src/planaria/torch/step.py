@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from planaria.errors import OutsideJob
 from planaria.torch.sparse import SparseStep
 
@@ -24,3 +26,9 @@ class Step:
                 f"a backward of step {self.step} has raised: what it has left is neither whole nor "
                 "gone; let its exception end the script"
             )
+
+
+def figures_of(*told: float | None) -> tuple[float | None, ...]:
+    """As numbers: to make one of a tensor that has gradients is warned of."""
+    plain = [one.detach() if isinstance(one, torch.Tensor) else one for one in told]
+    return tuple(None if one is None else float(one) for one in plain)

@@ -9,13 +9,16 @@ when that is there. Every wait ends: with the job, at the latest.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from planaria.errors import JobOver
 from planaria.kernels.types import Bytes, Floats
-from planaria.trainer.machine import GradientsByPlace, RowsByPlace, TrainerMachine
+from planaria.layout import Layout
+from planaria.trainer.job import Gradients
+from planaria.trainer.machine import TrainerMachine
+from planaria.trainer.rerouting import RowsByPlace
 
 Found = TypeVar("Found")
 
@@ -54,11 +57,12 @@ class Client:
     # ------------------------------------------------------------------ the caller's side
 
     def start(self) -> Start:
-        """Waits until this trainer has a rank and the dense state."""
+        """Waits until this trainer has a rank and the dense state, and may go on from it."""
         machine = self.machine
 
         def look() -> Start | None:
-            if machine.blank or machine.install is None:
+            paused = self.pause_after == machine.step - 1 > 0
+            if machine.blank or machine.install is None or paused or not machine.goes_on():
                 return None
             state = machine.dense.as_of(machine.step - 1)
             assert state is not None
@@ -66,36 +70,44 @@ class Client:
 
         return self._wait_for(look)
 
-    def ask(self, step: int, part: int, rows: RowsByPlace) -> None:
-        """Rows that will be wanted: of this step, or of the next one."""
+    @property
+    def layout(self) -> Layout:
+        """By which rows are best named: who names them by an older one has them sorted again."""
+        return self.machine.layout
+
+    def ask(self, step: int, part: int, rows: RowsByPlace, layout: Layout | None = None) -> None:
+        """Rows that will be wanted: of this step, or of the next one. layout: whose places they are
+        named by, if not that which the job began with.
+        """
         with self._calling():
-            self.machine.ask(step, part, rows)
+            self.machine.ask(step, part, rows, layout)
 
     def rows(self, step: int, part: int) -> dict[int, list[Floats]]:
-        """Per place and arena, the rows that were asked for."""
+        """Per place and arena, the rows that were asked for; as they were named."""
         return self._wait_for(lambda: self.machine.rows(step, part))
 
-    def push(
-        self,
-        step: int,
-        rows: RowsByPlace,
-        gradients: GradientsByPlace,
-        lrs: Sequence[float],
-        dense: Floats,
-    ) -> None:
-        """The gradients of a step. All arrays are the machine's from now on."""
+    def push(self, step: int, gradients: Gradients, dense: Floats) -> None:
+        """Of a step. All arrays are the machine's from now on."""
         with self._calling():
-            self.machine.give_gradients(step, rows, gradients, lrs, dense)
+            self.machine.give_gradients(step, gradients, dense)
 
     def sum(self, step: int) -> Floats:
         """The dense gradient, summed over all trainers in rank order. Read it only."""
         return self._wait_for(lambda: self.machine.sum_of(step))
 
-    def end_step(self, step: int, state: Bytes) -> None:
-        """The step is over, and this is the dense state after it. The next may have to wait."""
+    def end_step(self, step: int, state: Bytes, *, last: bool = False) -> None:
+        """The step is over, and this is the dense state after it. The next may have to wait, and
+        then there may be another number of `trainers`: what was asked for ahead is forgotten.
+        """
         with self._calling():
             self.machine.give_state(step, state)
-        self._wait_for(lambda: self.pause_after != step or None)
+        if not last:
+            self._wait_for(lambda: (self.pause_after != step and self.machine.goes_on()) or None)
+
+    @property
+    def trainers(self) -> int:
+        """How many there are in the step that this one is in."""
+        return self.machine.reduction.trainers
 
     def finish(self) -> None:
         """There is no step after the last one."""

@@ -16,16 +16,19 @@ view change, and so are the dense states (rules 5, 11).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
 from planaria.dense import KEEP, DenseCopies
 from planaria.errors import StepError
-from planaria.kernels.types import Bytes, Floats, Index
+from planaria.kernels.types import Bytes, Floats
+from planaria.layout import Layout
+from planaria.layout.resizing import layout_after
 from planaria.trainer.early import EarlyParts, Part
+from planaria.trainer.job import Gradients, TrainerJob
 from planaria.trainer.reducing import Reduction
+from planaria.trainer.rerouting import Rerouting, Route, RowsByPlace
 from planaria.wire.machine import COORDINATOR, Machine
 from planaria.wire.messages import (
     Answer,
@@ -46,32 +49,9 @@ from planaria.wire.messages import (
     Vote,
 )
 
-
-@dataclass(frozen=True)
-class TrainerJob:
-    servers: int
-    dims: Sequence[int]  # of the arenas
-    trainers: int
-    keepers: int  # servers that keep the dense state, those of the first places
-    retry_s: float = 1.0
-
-
-RowsByPlace = Mapping[int, Sequence[Index]]
-"""Per place, per arena: record numbers."""
-GradientsByPlace = Mapping[int, Sequence[Floats]]
-"""Per place, per arena: gradients [n, dim] of those records."""
 LAST_PART = -1
 """Of the lookup that ends the job. No other has it, so no late answer to another is taken for one
 to this, which a server may not have received."""
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """What a step pushes."""
-
-    rows: RowsByPlace
-    gradients: GradientsByPlace
-    lrs: Sequence[float]  # of the arenas
 
 
 class TrainerMachine(Machine):
@@ -91,14 +71,19 @@ class TrainerMachine(Machine):
         self.blank = fresh_rank is None
         self.step = dense.step + 1  # the step to be computed next
         self.last: int | None = None  # the last step, once the driver has none after it
-        self.asked: dict[Part, RowsByPlace] = {}  # whose rows the driver has not taken
+        self.servers = len(job.layout.places)  # in this view
+        self.layout = job.layout  # of this view: rows that a driver names by it are not moved
+        self.rerouting = Rerouting(job.layout, job.rows)
+        self.asked: dict[Part, Route] = {}  # whose rows the driver has not taken
         self.answers: dict[Part, dict[int, list[Floats]]] = {}  # per place and arena
         self.early = EarlyParts()
-        self.protected = [0] * job.servers  # by place: the last step that it has voted for
+        self.protected = [0] * self.servers  # by place: the last step that it has voted for
         self.pushed = 0  # the last step whose gradients were sent in this view
         self.pushes: dict[int, Gradients] = {}
         self.rebuilding: set[int] = set()  # places that are not known to be whole again
-        self.reduction = Reduction(job.trainers)
+        self.reduction = Reduction(0)
+        self.between_steps = True  # the driver is, and will ask whether it may go on
+        self._told_rest = False  # in this view
 
     @property
     def done(self) -> bool:
@@ -107,17 +92,19 @@ class TrainerMachine(Machine):
             self.last is not None
             and not self.frozen()
             and self.dense.step == self.last
-            and len(self.answers.get((self.last + 1, LAST_PART), ())) == self.job.servers
+            and len(self.answers.get((self.last + 1, LAST_PART), ())) == self.servers
             and min(self.protected) == self.last
         )
 
     # ------------------------------------------------------------------ the driver's side
 
-    def ask(self, step: int, part: int, rows: RowsByPlace) -> None:
-        """Of the step to be computed, or of the one after it."""
+    def ask(self, step: int, part: int, rows: RowsByPlace, layout: Layout | None = None) -> None:
+        """Of the step to be computed, or of the one after it. layout: whose places the rows are
+        named by, if not that which the job began with.
+        """
         if not self.step <= step <= self.step + 1:
             raise StepError(f"rows of step {step} are asked for, but step {self.step} is due")
-        self.asked[step, part] = rows
+        self.asked[step, part] = self.rerouting.route(rows, layout or self.job.layout)
         if self._is_due((step, part)):
             self._send_lookups((step, part))
 
@@ -126,24 +113,18 @@ class TrainerMachine(Machine):
         answers = self.answers.get((step, part), {})
         if not self.step <= step <= self.step + 1 or self.frozen():
             return None
-        if len(answers) < self.job.servers:
+        if len(answers) < self.servers:
             return None
-        del self.asked[step, part], self.answers[step, part]
+        route = self.asked.pop((step, part))
+        del self.answers[step, part]
         self.early.forget((step, part))
-        return {place: answers[place] for place in range(self.job.servers)}
+        return route.back({place: answers[place] for place in range(self.servers)})
 
-    def give_gradients(
-        self,
-        step: int,
-        rows: RowsByPlace,
-        gradients: GradientsByPlace,
-        lrs: Sequence[float],
-        dense: Floats,
-    ) -> None:
-        """What the driver computed for the current step; lrs: of each arena, in this step."""
+    def give_gradients(self, step: int, gradients: Gradients, dense: Floats) -> None:
+        """What the driver computed for the current step."""
         if step != self.step or step in self.pushes:
             raise StepError(f"gradients of step {step} came, but step {self.step} is due")
-        self.pushes[step] = Gradients(rows, gradients, lrs)
+        self.pushes[step] = gradients
         for old in [other for other in self.pushes if other <= step - KEEP]:
             del self.pushes[old]
         self.reduction.give(step, dense)
@@ -159,8 +140,25 @@ class TrainerMachine(Machine):
             raise StepError(f"the dense state of step {step} came, but step {self.step} is due")
         self.dense.put(step, state)
         self.step = step + 1
+        self.between_steps = True
         self._send_copies(step)
         self._progress()
+
+    def goes_on(self) -> bool:
+        """Whether the driver may begin the next step. It asks before each, and waits until it may:
+        shifts are decided while everybody does.
+        """
+        shift = self.install.shift if self.install else None
+        waits = shift is not None and self.dense.step >= shift.after
+        self.between_steps = waits or self.blank or self.install is None or self.frozen()
+        self._progress()
+        return not self.between_steps
+
+    def _rests(self) -> bool:
+        """Whether it waits for a shift, and all servers hold the step after which that comes."""
+        shift = self.install.shift if self.install else None
+        ended = shift is not None and self.between_steps and self.dense.step == shift.after
+        return ended and min(self.protected) >= self.dense.step
 
     def finish(self) -> None:
         """There is no step after the one whose state was given last."""
@@ -170,7 +168,7 @@ class TrainerMachine(Machine):
             self.answers.clear()
             self.early.clear()
             empty = [np.zeros(0, np.int64) for _ in self.job.dims]
-            self.ask(self.step, LAST_PART, dict.fromkeys(range(self.job.servers), empty))
+            self.ask(self.step, LAST_PART, dict.fromkeys(self.job.layout.places, empty))
 
     # ------------------------------------------------------------------ views
 
@@ -182,6 +180,7 @@ class TrainerMachine(Machine):
             whole=True,
             dense=not self.blank,
             step_s=self.retries.step_s,
+            rests=self.between_steps,
         )
 
     def on_install(self, old: Install | None, new: Install) -> None:
@@ -192,10 +191,16 @@ class TrainerMachine(Machine):
             self._start_blank()
         self.answers.clear()
         self.early.clear()
-        self.protected = [new.committed] * self.job.servers
+        if old is None or new.moves != old.moves:
+            self._reroute(new)
+        self.protected = [new.committed] * self.servers
         self.pushed = new.committed
         self.rebuilding = set(new.rebuilding)
         self.reduction.start_over()
+        self._told_rest = False
+        if len(new.trainers) != self.reduction.trainers:
+            self.reduction.trainers = len(new.trainers)
+            self.asked.clear()  # of samples that are others' now
         if self.blank:
             self._ask_for_dense(new)
         else:
@@ -203,6 +208,15 @@ class TrainerMachine(Machine):
             self._send_copies(new.committed)
             self.report()
         self._progress()
+
+    def _reroute(self, install: Install) -> None:
+        """Servers have come or gone, and rows with them."""
+        self.servers = len(install.servers)
+        self.layout = layout_after(self.job.layout, install.resizes)
+        with_mirrors = layout_after(self.job.layout, install.resizes, install.moving)
+        self.rerouting = Rerouting(with_mirrors, self.job.rows)
+        for part, route in self.asked.items():
+            self.asked[part] = self.rerouting.route(route.asked, route.layout)
 
     def _start_blank(self) -> None:
         """It was given up before its first view, and is now a replacement like any other."""
@@ -212,11 +226,13 @@ class TrainerMachine(Machine):
 
     def report(self) -> None:
         if not self.blank:
-            self.send(COORDINATOR, Installed(view=self.view, whole=True, dense=True))
+            self._told_rest = self._rests()
+            installed = Installed(view=self.view, whole=True, dense=True, rests=self._told_rest)
+            self.send(COORDINATOR, installed)
 
     def _ask_for_dense(self, install: Install) -> None:
         """A replacement begins with the step after the committed one (rule 12)."""
-        for peer in [*install.trainers, *install.servers[: self.job.keepers]]:
+        for peer in [*install.trainers, *install.keeping()]:
             if peer != self.member:
                 self.send(peer, DenseRequest(view=self.view, as_of=install.committed))
 
@@ -228,9 +244,9 @@ class TrainerMachine(Machine):
                 self._on_answer(message)
             case Early() if self._is_wanted(message):
                 self._on_early(message)
-            case Vote() if 0 <= message.place < self.job.servers:
+            case Vote() if 0 <= message.place < self.servers:
                 self._on_vote(message.place, message.protected)
-            case Lacks() if 0 <= message.place < self.job.servers and not self.blank:
+            case Lacks() if 0 <= message.place < self.servers and not self.blank:
                 self._on_lacks(message)
             case Ask() if not self.blank:
                 self._on_ask(sender, message)
@@ -280,7 +296,7 @@ class TrainerMachine(Machine):
     def _is_wanted(self, message: Answer | Early) -> bool:
         """Whether rows of that lookup and place are."""
         asked = (message.step, message.part) in self.asked
-        return asked and 0 <= message.place < self.job.servers
+        return asked and 0 <= message.place < self.servers
 
     def _on_answer(self, answer: Answer) -> None:
         part, place = (answer.step, answer.part), answer.place
@@ -306,7 +322,7 @@ class TrainerMachine(Machine):
 
     def _shapes(self, part: Part, place: int) -> list[tuple[int, int]]:
         """Of the rows that were asked for, per arena."""
-        of = zip(self.asked[part][place], self.job.dims, strict=True)
+        of = zip(self.asked[part].rows[place], self.job.dims, strict=True)
         return [(len(index), dim) for index, dim in of]
 
     def _start_at(self, copy: DenseCopy) -> None:
@@ -324,6 +340,8 @@ class TrainerMachine(Machine):
         if self._live():
             self._send_due()
             self._reduce()
+            if self._rests() and not self._told_rest:
+                self.report()
 
     def _reduce(self) -> None:
         step = self.dense.step + 1
@@ -359,8 +377,8 @@ class TrainerMachine(Machine):
         if not self._live():
             return
         assert self.install
-        rows, (step, number) = self.asked[part], part
-        for place in range(self.job.servers) if places is None else places:
+        rows, (step, number) = self.asked[part].rows, part
+        for place in range(self.servers) if places is None else places:
             if place not in self.answers.get(part, {}):
                 lookup = Lookup(
                     view=self.view,
@@ -384,20 +402,23 @@ class TrainerMachine(Machine):
             for part in sorted(self.asked):
                 if part[0] == self.pushed + 1 and not self.rebuilding:
                     self._send_lookups(part)
-            self._send_pushes(self.pushed, range(self.job.servers))
+            self._send_pushes(self.pushed, range(self.servers))
             if self.pushed not in self.reduction.sums:
-                self._send_contributions(self.pushed, range(self.job.trainers))
+                self._send_contributions(self.pushed, range(self.reduction.trainers))
 
     def _send_pushes(self, step: int, places: Sequence[int]) -> None:
         assert self.install
         pushed = self.pushes[step]
+        route = self.rerouting.route(pushed.rows, pushed.layout or self.job.layout)
+        gradients = route.there(pushed.gradients)
+        nothing = [np.zeros((0, dim), np.float32) for dim in self.job.dims]
         for place in places:
             push = Push(
                 view=self.view,
                 rank=self.rank,
                 step=step,
-                indices=list(pushed.rows[place]),
-                gradients=list(pushed.gradients[place]),
+                indices=list(route.rows[place]),
+                gradients=list(gradients.get(place, nothing)),
                 lrs=list(pushed.lrs),
             )
             self.send(self.install.servers[place], push)
@@ -426,7 +447,7 @@ class TrainerMachine(Machine):
         """To the keepers, of this step and later ones. By one trainer: all have the same bits."""
         if self.rank == 0 and self._live():
             assert self.install
-            for keeper in self.install.servers[: self.job.keepers]:
+            for keeper in self.install.keeping():
                 for step in sorted(step for step in self.dense.states if step >= first):
                     self._send_dense(keeper, step)
 
@@ -435,7 +456,7 @@ class TrainerMachine(Machine):
     def waits_for(self) -> tuple[str, list[int]]:
         """What is missing, and of which places; of none, if it is the other trainers'."""
         parts = [self.answers.get(part, {}) for part in self.asked if part[0] == self.step]
-        rows = [p for p in range(self.job.servers) if any(p not in came for came in parts)]
+        rows = [p for p in range(self.servers) if any(p not in came for came in parts)]
         if rows:
             return "rows", rows
         # Gradients that are kept back for a vote are in no sum, not even in that of one trainer.

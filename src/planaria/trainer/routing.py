@@ -15,6 +15,7 @@ class Router:
 
     def __init__(self, layout: ArenaLayout) -> None:
         k = layout.layout.k
+        self.layout = layout.layout
         self._layout = layout
         self._place = np.ascontiguousarray(layout.layout.groups[:, :k])
         self._region = np.ascontiguousarray(layout.layout.region_of[:, :k])

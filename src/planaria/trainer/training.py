@@ -21,9 +21,11 @@ from planaria.data import Ahead, Batch, CriteoFile, Source, Synthetic, sample_ra
 from planaria.data.metrics import RecentQuality
 from planaria.kernels import Parts
 from planaria.kernels.types import Floats, Index
+from planaria.layout import Layout
 from planaria.trainer.client import Client
 from planaria.trainer.dense import DenseState
 from planaria.trainer.dlrm import DLRM
+from planaria.trainer.job import Gradients
 from planaria.trainer.routing import Router
 from planaria.wire.control import DataEnded, HeldOut, Short, StepDone, Told
 
@@ -48,6 +50,7 @@ class Prepared:
     inverse: Index  # [samples * tables]: which distinct row
     parts: Parts
     runs: list[slice]  # by place, within parts
+    layout: Layout  # whose places these are
 
     @property
     def rows(self) -> dict[int, list[Index]]:
@@ -102,13 +105,19 @@ class Training:
         self.client = client
         self.rank, step, state = client.start()
         self.dense.restore(step, state)
-        if self._train(step):
+        reached: int | None = step
+        while reached is not None and reached < self.config.steps:
+            reached = self._train(reached)
+        if reached is not None:
+            self.trainers = client.trainers
             self._evaluate()
             client.finish()
 
-    def _train(self, step: int) -> bool:
-        """All steps after this one; False if the samples end before."""
-        last = self.config.steps
+    def _train(self, step: int) -> int | None:
+        """All steps after this one that have as many trainers; the last of them, or None if the
+        samples end before.
+        """
+        last, self.trainers = self.config.steps, self.client.trainers
         with contextlib.ExitStack() as stack:
             samples_of = self._samples_of
             if self.config.data.source != "synthetic" and step < last:  # those are made in no time
@@ -118,12 +127,14 @@ class Training:
                 step += 1
                 prepared = ahead or self._ask(step, samples_of)
                 if prepared is None:
-                    return False
+                    return None
                 ahead = self._ask(step + 1, samples_of) if step < last else None
                 self._step(step, prepared)
+                if self.client.trainers != self.trainers:
+                    break  # they share the samples anew
                 if ahead is None and step < last:
-                    return False
-        return True
+                    return None
+        return step
 
     def _ask(self, step: int, samples_of: Callable[[int], Prepared | None]) -> Prepared | None:
         """Asks for the rows of a step's samples; None if there are too few of these."""
@@ -131,12 +142,12 @@ class Training:
         if prepared is None:
             self.line.tell(DataEnded(step=step, samples=self.source.samples or 0))
         else:
-            self.client.ask(step, 0, prepared.rows)
+            self.client.ask(step, 0, prepared.rows, prepared.layout)
         return prepared
 
     def _samples_of(self, step: int) -> Prepared | None:
         config = self.config
-        start, count = sample_range(step, self.rank, config.trainers, config.batch)
+        start, count = sample_range(step, self.rank, self.trainers, config.batch)
         batch = self._read(start, count)
         return self._prepare(batch) if len(batch) == count else None
 
@@ -146,10 +157,13 @@ class Training:
 
     def _prepare(self, batch: Batch) -> Prepared:
         unique, inverse = kernels.dedup((batch.ids + self.arena.first_rows).ravel())
-        parts = self.router.partition(unique)
+        if self.router.layout is not self.client.layout:  # servers have come or gone
+            self.router = Router(self.client.layout.arena(self.arena.rows))
+        router = self.router
+        parts = router.partition(unique)
         ends = np.cumsum(parts.counts).tolist()
         runs = [slice(end - n, end) for end, n in zip(ends, parts.counts.tolist(), strict=True)]
-        return Prepared(batch, inverse, parts, runs)
+        return Prepared(batch, inverse, parts, runs, router.layout)
 
     def _step(self, step: int, prepared: Prepared) -> None:
         config, client, batch = self.config, self.client, prepared.batch
@@ -161,7 +175,8 @@ class Training:
         )
         in_order = kernels.gather(summed.view(np.uint32), prepared.parts.order).view(np.float32)
         pushes = {place: [in_order[run]] for place, run in enumerate(prepared.runs)}
-        client.push(step, prepared.rows, pushes, config.lrs(step), gradients.dense)
+        sparse = Gradients(prepared.rows, pushes, config.lrs(step), prepared.layout)
+        client.push(step, sparse, gradients.dense)
         self._report(step, gradients.loss_sum, prepared, gradients.logits)
         self.dense.apply(step, client.sum(step), config.lr(step))
         client.end_step(step, self.dense.export())
@@ -198,7 +213,7 @@ class Training:
     def _evaluate(self) -> None:
         """Some at a time, each with a lookup of its own: there may be millions."""
         config, step = self.config, self.config.steps + 1
-        start, count = sample_range(1, self.rank, config.trainers, config.data.test_samples)
+        start, count = sample_range(1, self.rank, self.trainers, config.data.test_samples)
         start += config.steps * config.batch  # they lie behind all samples of the job
         for part, first in enumerate(range(0, count, EVALUATED_SAMPLES)):
             wanted = min(EVALUATED_SAMPLES, count - first)
@@ -213,7 +228,7 @@ class Training:
 
     def _predict(self, step: int, part: int, first: int, batch: Batch) -> None:
         prepared = self._prepare(batch)
-        self.client.ask(step, part, prepared.rows)
+        self.client.ask(step, part, prepared.rows, prepared.layout)
         embeddings = self._embeddings(prepared, self.client.rows(step, part))
         with torch.no_grad():
             logits = self.model.forward(batch.dense, embeddings).numpy()

@@ -16,7 +16,8 @@ import msgspec
 from planaria.checkpoints.manifest import PartSummary
 from planaria.exactness import Fingerprint
 from planaria.kernels.types import Bytes, Floats
-from planaria.wire.messages import Install, Member, View
+from planaria.layout.resizing import Resize
+from planaria.wire.messages import Install, Member, Shift, View
 
 SavedRows: TypeAlias = Literal["all", "changed", "priority", "interval"]
 """Of what a save has: all records, those that changed since its base, or those that matter most;
@@ -123,6 +124,7 @@ class PartSaved(Control):
     seconds: float
     blocked_s: float
     rested_s: float
+    resizes: int = 0  # of servers: so often had the layout changed
 
 
 class PartFailed(Control):
@@ -203,6 +205,10 @@ class Viewed(Control):
     servers: list[Member]
     trainers: list[Member]
     rebuilding: list[int]
+    resizes: list[Resize] = []
+    moving: Resize | None = None
+    shifts: list[Shift] = []
+    shift: Shift | None = None
 
     @classmethod
     def of(cls, install: Install) -> Viewed:
@@ -212,6 +218,10 @@ class Viewed(Control):
             servers=install.servers,
             trainers=install.trainers,
             rebuilding=install.rebuilding,
+            resizes=install.resizes,
+            moving=install.moving,
+            shifts=install.shifts,
+            shift=install.shift,
         )
 
 
@@ -228,12 +238,39 @@ class WantMore(Control):
 
     role: str
     count: int
+    grows: bool = False  # nobody was lost: there are to be more
 
 
 class Finished(Control):
     """The job is over: done, or with what is lost."""
 
     failure: str | None
+
+
+class CoordinatorState(msgspec.Struct, frozen=True):
+    """What survives the coordinator: which views were used, and the membership in force.
+
+    ended: why the job is over, once it is. Some may have been told already, so all must be.
+    """
+
+    epoch: int
+    n: int
+    install: Install
+    ended: str = ""
+
+
+class ClaimEpoch(Control):
+    """A coordinator on another machine wants an epoch of its own. Asked again until answered."""
+
+    owner: str  # that process, and no other
+
+
+class SaveState(Control):
+    """A coordinator on another machine says nothing more before this is saved."""
+
+    owner: str
+    number: int  # of what this owner saves, counted from 1
+    state: CoordinatorState
 
 
 Told: TypeAlias = (
@@ -302,12 +339,30 @@ class Orders(Control):
     gone: list[Member] = []  # processes that have ended
     pause_after: int = 0  # trainers wait after this step until it is another one; 0: none
     again: int = 0  # so often was a view change asked for, because nothing moved
+    domains: dict[Member, str] = {}  # of servers and spares, where they are to be kept apart
 
 
 class Obeyed(Control):
     """The orders that a process has by now."""
 
     number: int
+
+
+class EpochClaimed(Control):
+    """The epoch is the owner's alone. refused: why it has none."""
+
+    owner: str
+    epoch: int = 0
+    state: CoordinatorState | None = None  # the newest that any coordinator has saved
+    refused: str = ""
+
+
+class StateSaved(Control):
+    """It is durable, and no later epoch was claimed before it was. refused: why not."""
+
+    owner: str
+    number: int
+    refused: str = ""
 
 
 # ---------------------------------------------------------------- the supervisor and hosts
@@ -384,9 +439,10 @@ class Hosting(Control):
 
 
 class AskStatus(Control):
-    """How is the job? stop: and it is to end, as by Ctrl-C."""
+    """How is the job? stop: and it is to end, as by Ctrl-C. drain: these hosts get no servers."""
 
     stop: bool = False
+    drain: list[str] = []
 
 
 class Running(Control):
@@ -406,4 +462,17 @@ class Status(Control):
     processes: list[Running]
 
 
-AnyControl: TypeAlias = Tell | Heard | Orders | Obeyed | Wanted | Hosting | AskStatus | Status
+AnyControl: TypeAlias = (
+    Tell
+    | Heard
+    | Orders
+    | Obeyed
+    | ClaimEpoch
+    | EpochClaimed
+    | SaveState
+    | StateSaved
+    | Wanted
+    | Hosting
+    | AskStatus
+    | Status
+)

@@ -72,7 +72,7 @@ class Limits:
         if config.script.parameters is not None:  # whatever a script keeps beside them
             exact[DenseCopy] += 4 * dense_parameters + SCRIPT_STATE_BYTES
         arrays = {kind: max(GENEROSITY * n, SMALLEST_ARRAYS) for kind, n in exact.items()}
-        members = config.servers + config.spares + config.trainers
+        members = config.servers + config.spares + config.most_trainers
         return cls(
             header=HEADER_BYTES + members * NAMED_BYTES + 96 * len(arenas),
             arrays=arrays,
@@ -87,17 +87,18 @@ OF_HOSTS = Limits(header=32 << 20)  # whole configurations, and what scripts pri
 def _of_arena(config: Config, arena: Arena) -> dict[type[Any], int]:
     """Exact upper bounds, in bytes, of one arena's share of a message."""
     tables, layout = len(arena.table_ids), config.layout.arena(arena.rows)
-    places = range(config.servers)
-    data_records = max(layout.data_records(place) for place in places)
-    records = max(layout.records(place) for place in places)
+    # A server has one record of a stripe at most, however few servers there are by now.
+    data_records = records = layout.layout.n_groups * layout.slots
     # A trainer names each row once. The last lookup is that of its share of the held-out samples.
-    samples = -(-max(config.batch, config.data.test_samples) // config.trainers)
+    fewest = 1 if config.is_elastic else config.trainers
+    samples = -(-max(config.batch, config.data.test_samples) // fewest)
     named = min(samples * tables, data_records)
     if config.script.parameters is not None:  # bags of any size
-        named = min(max(8 * config.script.ids, SCRIPT_IDS), data_records)
+        ids = config.script.ids * config.trainers // fewest
+        named = min(max(8 * ids, SCRIPT_IDS), data_records)
     # All trainers' rows of one step, as one owner has them; on one holder each has one parity
     # record.
-    touched = min(max(config.batch * tables, config.trainers * named), data_records)
+    touched = min(max(config.batch * tables, config.most_trainers * named), data_records)
     # A place has one mate of each record at most, and is asked for what a lookup wants or for a
     # piece of the sweep.
     decoded = min(max(named, config.rebuild.chunk), records)

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from planaria.kernels.types import Bytes, Floats, Index, Records
+from planaria.layout.resizing import Resize
 
 Member: TypeAlias = str
 """The name of one process, such as "server-7". A replacement has another name."""
@@ -28,6 +29,13 @@ class View(NamedTuple):
 
 
 NO_VIEW = View(0, 0)
+
+
+class Shift(NamedTuple):
+    """The job has so many trainers from the step after this one on."""
+
+    after: int
+    trainers: int
 
 
 class Message(msgspec.Struct, tag=True, kw_only=True, array_like=True):
@@ -223,6 +231,9 @@ class Promise(Message):
     whole: bool  # of servers: no record is still to be rebuilt
     dense: bool  # whether it has the dense state
     step_s: float = 0.0  # how long its steps take; 0: it does not know
+    mirrored: bool = True  # of servers: no mirror is still to be filled
+    moves: int = -1  # those of the install that it has; -1: none
+    rests: bool = False  # it has nothing of a step after `held`, and computes none
 
 
 class Install(Message):
@@ -234,6 +245,30 @@ class Install(Message):
     rebuilding: list[int]  # places that are not whole
     step_s: float = 0.0  # how long a step took while all were; 0: nobody knows
     addresses: dict[Member, str] = {}
+    resizes: list[Resize] = []  # that have been done; the layout follows from them
+    moving: Resize | None = None  # that is under way: memberships have mirrors
+    keepers: int = 0  # how many servers keep the dense state
+    shifts: list[Shift] = []  # that have been done
+    shift: Shift | None = None  # that is to come: trainers rest after its step
+    retired: list[Member] = []  # they have left for good, whatever comes late of them
+
+    @property
+    def moves(self) -> int:
+        """How often the layout has changed."""
+        return 2 * len(self.resizes) + (self.moving is not None)
+
+    def staying(self) -> list[Member]:
+        """The servers that will be there when a resize has ended; others need not be whole."""
+        if self.moving is None:
+            return self.servers
+        return [self.servers[place] for place in self.moving.places(len(self.servers))]
+
+    def keeping(self) -> list[Member]:
+        """The servers that keep the dense state: those of the first places; while memberships move,
+        also those that will have the first places.
+        """
+        count = self.keepers
+        return [*dict.fromkeys([*self.servers[:count], *self.staying()[:count]])]
 
 
 class Installed(Message):
@@ -241,6 +276,8 @@ class Installed(Message):
 
     whole: bool
     dense: bool
+    mirrored: bool = True
+    rests: bool = False  # of trainers: after the step of the shift, which all servers hold
 
 
 class Heartbeat(Message):
@@ -276,11 +313,35 @@ class Suspect(Message):
     gone: bool
 
 
+class Scale(Message):
+    """The job is to have so many servers, and these not among them."""
+
+    servers: int | None  # None: as many as it has, less those
+    without: list[Member] = []
+
+
+class ScaleTrainers(Message):
+    """The job is to have so many trainers."""
+
+    trainers: int
+    after: int = 0  # from the step after this one on; 0: as soon as can be
+
+
+class Scaled(Message):
+    """How far that is: `done`, `moving`, `refused` or `given up`, and why."""
+
+    servers: int
+    state: str
+    why: str = ""
+    trainers: int = 0
+
+
 class Spawn(Message):
     """The coordinator asks the supervisor for more processes."""
 
     role: str
     count: int
+    grows: bool = False  # nobody was lost: there are to be more
 
 
 AnyMessage: TypeAlias = (
@@ -311,4 +372,7 @@ AnyMessage: TypeAlias = (
     | Hello
     | Suspect
     | Spawn
+    | Scale
+    | ScaleTrainers
+    | Scaled
 )

@@ -1,0 +1,27 @@
+"""What every trainer of a job must agree on, and what one of them gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planaria.layout import Layout
+from planaria.trainer.rerouting import FloatsByPlace, RowsByPlace
+
+
+@dataclass(frozen=True)
+class TrainerJob:
+    layout: Layout  # that the job begins with
+    rows: Sequence[int]  # of the arenas
+    dims: Sequence[int]
+    retry_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What a step pushes. layout: whose places it is named by, if not that of the beginning."""
+
+    rows: RowsByPlace
+    gradients: FloatsByPlace
+    lrs: Sequence[float]  # of the arenas
+    layout: Layout | None = None
