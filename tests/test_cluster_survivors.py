@@ -33,11 +33,13 @@ def home() -> Iterator[Path]:
 
 class Growing(Watcher):
     """The job does not end before it has grown back. Whoever is named dies meanwhile: as soon as
-    others begin to take over, or as soon as it begins to grow back.
+    others begin to take over, or as soon as it begins to grow back. waits_at: a step that is not
+    passed before it does.
     """
 
-    def __init__(self, taking_over: str = "", growing: str = "") -> None:
+    def __init__(self, taking_over: str = "", growing: str = "", waits_at: int = 0) -> None:
         self.views: list[Viewed] = []
+        self._waits_at = waits_at
         self.saved_while_moving: list[int] = []
         self._victims = {True: taking_over, False: growing}
 
@@ -46,6 +48,8 @@ class Growing(Watcher):
         return self.views[-1].moving is None and len(self.views[-1].resizes) >= 2
 
     def pauses_after(self) -> int:
+        if self._waits_at and not (self.views and self.views[-1].resizes):
+            return self._waits_at
         return 0 if self.views and self.grown else STEPS - 5
 
     def on_event(self, event: JobEvent, processes: Attempt) -> None:
@@ -123,9 +127,11 @@ def test_where_survivors_are_too_few_a_replacement_rebuilds() -> None:
 
 @pytest.mark.campaign
 def test_what_is_saved_meanwhile_is_resumed_from(tmp_path: Path) -> None:
-    saved, growing = tmp_path / "saved", Growing()
+    """While others take over there is no save: the replacement is not whole."""
+    saved, growing = tmp_path / "saved", Growing(waits_at=30)
     saves = ("checkpoint.every_steps=3", "checkpoint.keep_last=99")
-    run(growing, *SLOW, *saves, f"checkpoint.path={saved}")
+    slow = ("rebuild.bytes_per_s=5000", "rebuild.chunk=16")
+    run(growing, *slow, *saves, f"checkpoint.path={saved}")
     meanwhile = [step for step in whole_steps(saved) if step in growing.saved_while_moving]
     assert meanwhile
     for step in {meanwhile[0], meanwhile[-1]}:

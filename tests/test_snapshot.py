@@ -14,6 +14,7 @@ from planaria import Layout, Optimizer, Store, Table
 from planaria.errors import StoreError
 from planaria.kernels import saves
 from planaria.kernels.types import Bytes, Index, Records
+from planaria.layout.resizing import Resize, resized, staged
 from planaria.server.history import Change
 from planaria.server.snapshot import FrozenArena, Snapshot, wanted_rows
 from planaria.tables import make_arenas
@@ -97,6 +98,27 @@ def test_steps_between_any_two_pieces_change_nothing_of_what_is_read(seed: int) 
         assert read_all(snapshot, expected, some_steps) == count(store, wanted)
         snapshot.close()
         assert store.snapshot is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_becomes_data_meanwhile_is_not_read(seed: int) -> None:
+    """A mirror became data while a save was under way: the next step ended every server."""
+    first, shrinks = Layout.fresh(5, 1, 2), Resize((0, 1, 2, 3), 0)
+    store = Store(make_arenas(TABLES, ADAGRAD), first, 1, seed=3)
+    store.rearrange(staged(first, shrinks), 1, store.step)
+    for arena in store.arenas:
+        arena.set_all_valid()
+    random = np.random.default_rng(seed)
+    expected, before = data_of(store), [arena.data_records for arena in store.arenas]
+    snapshot = store.take_snapshot()
+    store.rearrange(resized(first, shrinks), 1, store.step)
+    assert [arena.data_records for arena in store.arenas] > before
+
+    def some_steps() -> None:
+        step(store, random)
+
+    some_steps()
+    assert read_all(snapshot, expected, some_steps) == sum(before)
 
 
 def test_a_control_without_pre_images_reads_what_came_later(

@@ -120,11 +120,13 @@ class Snapshot:
 class FrozenArena:
     """One arena: which of its records are still to be read, and what those were."""
 
-    def __init__(self, records: Records, region: int, wanted: Wanted = None) -> None:
-        """records: the data records, uint32[n, words], which the store owns and changes. region:
+    def __init__(self, room: Records, count: int, region: int, wanted: Wanted = None) -> None:
+        """room: uint32[n, words], which the store owns and changes. The first `count` are the data
+        records of now; when servers come or go, others behind them may become data, too. region:
         no piece of a whole arena spans two regions of so many records.
         """
-        self.records = records
+        self._room = room
+        self.records = records = room[:count]
         self._region = region
         self._wanted = wanted
         # Set for what a step need not keep: because it is kept, or because nobody wants it.
@@ -152,12 +154,12 @@ class FrozenArena:
     # ------------------------------------------------------------------ under the lock
 
     def keep(self, change: Change) -> None:
-        """The pre-images of one step; `records` are as it left them."""
+        """The pre-images of one step, which has left the records as they are."""
         count, words = len(change.indices), self.records.shape[1]
         rows, values = np.empty(count, np.int64), np.empty((count, words), np.uint32)
         unread = self._unread, len(self.records)
         kept = saves.preserve(
-            self._settled, *unread, change.indices, self.records, change.delta, rows, values
+            self._settled, *unread, change.indices, self._room, change.delta, rows, values
         )
         if kept:
             found = PreImages(rows[:kept], values[:kept])

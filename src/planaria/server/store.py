@@ -327,7 +327,7 @@ class Store:
         chosen = [None] * len(self.arenas) if wanted is None else wanted
         self._snapshot = Snapshot(
             [
-                FrozenArena(store.records[: store.data_records], store.layout.slots, bits)
+                FrozenArena(store.room, store.data_records, store.layout.slots, bits)
                 for store, bits in zip(self.arenas, chosen, strict=True)
             ]
         )
