@@ -29,7 +29,7 @@ from planaria.cluster.events import Exited, Watcher
 from planaria.cluster.trainer_node import WAITED_S
 from planaria.control.children import Failure
 from planaria.errors import LossError
-from planaria.wire.control import Silent, Waiting
+from planaria.wire.control import Silent, WaitedFor, Waiting
 
 pytestmark = [pytest.mark.torch, pytest.mark.campaign]
 
@@ -182,6 +182,10 @@ def test_two_servers_that_sleep_beyond_the_deadline_are_named() -> None:
     run = asleep(Sleep(600.0), "cluster.deadline_s=3")
     with pytest.raises(LossError, match=r"places \[0, 1\] are gone"):
         run.run()
+    # One of them alone, if the other was found silent a beat before it, and given up.
+    waited_for = {member for _, what in run.of(WaitedFor) for member in what.members}
+    assert waited_for, "somebody who looks on should know"
+    assert waited_for <= {"server-0", "server-1"}
 
 
 # ---------------------------------------------------------------------------- all of it

@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from planaria.config import KINDS, Config, describe_protection
+from planaria.config import KINDS, Config, describe_protection, describe_shared
 from planaria.config.combinations import wrong_combinations
 from planaria.errors import ConfigError
+from planaria.layout import Layout
 
 
 def refusals(path: Path | None, *overrides: str) -> list[str]:
@@ -140,6 +142,13 @@ def test_two_keys_that_stand_twice_are_both_named(tmp_path: Path) -> None:
 )
 def test_a_job_says_what_its_parity_costs(overrides: list[str], says: str) -> None:
     assert describe_protection(Config.load(None, overrides)) == says
+
+
+def test_hosts_that_several_members_of_a_group_share_are_named() -> None:
+    layout = Layout(np.array([[0, 1, 2], [1, 2, 3]], np.int32), 2)
+    assert describe_shared(layout, ["a", "b", "c", "a"]) == ""
+    assert "stand on a now" in describe_shared(layout, ["a", "b", "a", "c"])
+    assert "stand on b, c now" in describe_shared(layout, ["b", "b", "c", "c"])
 
 
 def test_survivors_that_rebuild_must_be_enough() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from planaria.coordinator.shifting import NOT_ELASTIC, Crew, Shifting
 from planaria.wire.messages import NO_VIEW, Install, Member, Promise, Scaled, ScaleTrainers, Shift
 
@@ -110,8 +112,12 @@ def test_what_cannot_be_had_in_time_is_given_up() -> None:
     assert shifting.comes(two) == 0  # nobody is waited for any more
     crew = shifting.next(two, two.trainers, promises(two, 8), 8, spares=0)
     assert (crew.shift, crew.trainers, crew.shifts) == (None, two.trainers, [])
-    found = ask(shifting, after_view(two, crew), 3)
+    now = after_view(two, crew)
+    later = copy.deepcopy(shifting)
+    found = ask(shifting, now, 3)
     assert (found.state, found.trainers) == ("given up", 2)
+    found = ask(later, now, 3, now=200.0)
+    assert found.state == "moving", "that was the answer to somebody else"
 
 
 def test_what_nobody_asks_for_any_more_is_forgotten() -> None:

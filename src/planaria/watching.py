@@ -82,7 +82,8 @@ def stop_command(job: JobOnly, deadline: Deadline = asking.ASK_S) -> None:
 def logs_command(
     job: JobOnly,
     member: Annotated[
-        str | None, typer.Argument(help="A process, as planaria status names it: server-2.")
+        str | None,
+        typer.Argument(help="A process, as planaria status names it: server-2, or server:2."),
     ] = None,
     lines: Annotated[int, typer.Option(min=1, help="How many lines of each, the last.")] = 20,
 ) -> None:
@@ -92,9 +93,11 @@ def logs_command(
 
     Exit codes: 0 shown, 2 there is no such job or log here.
     """
-    folder = find_job(job, ended=True) / "logs"
+    found = find_job(job, ended=True)
+    folder = found / "logs"
     there = sorted(folder.glob("*.log"))
-    files = [file for file in there if member in (None, file.stem)]
+    named = {member, *_who_is(found, member)} if member and ":" in member else {member}
+    files = [file for file in there if member is None or file.stem in named]
     if not files:
         names = ", ".join(file.stem for file in there) or "none"
         why = f"there is no log of {member or 'any process'} in {folder}; there is {names}"
@@ -104,6 +107,14 @@ def logs_command(
         said = file.read_text(errors="replace").splitlines()[-lines:]
         console.print("\n".join(said), markup=False, soft_wrap=True)
     leave_if_unprinted(console)
+
+
+def _who_is(folder: Path, place: str) -> list[str]:
+    """The process that has this place or rank; of a job that has ended, nobody knows."""
+    try:
+        return [one.member for one in asking.status(folder).processes if one.who == place]
+    except PlanariaError:
+        return []
 
 
 def scrub_command(job: Job = None, deadline: Deadline = 60.0) -> None:

@@ -23,7 +23,7 @@ from planaria.cluster.launcher import Launcher, LocalLauncher
 from planaria.cluster.node import limits_of
 from planaria.cluster.scripts import Scripts
 from planaria.cluster.transport import open_transport
-from planaria.config import Config
+from planaria.config import Config, describe_shared
 from planaria.control.children import FIRST_BATCH, Child, Failure
 from planaria.control.losses import Losses
 from planaria.control.remembering import Remembering
@@ -33,6 +33,7 @@ from planaria.coordinator.machine import SUPERVISOR
 from planaria.errors import ClusterError, ExactnessError
 from planaria.exactness import Fingerprint, check
 from planaria.files import write_atomically
+from planaria.layout.resizing import layout_after
 from planaria.wire.codec import Envelope
 from planaria.wire.control import (
     AskStatus,
@@ -53,6 +54,7 @@ from planaria.wire.control import (
     Tell,
     Told,
     Viewed,
+    WaitedFor,
     Working,
 )
 from planaria.wire.messages import Heartbeat, Member
@@ -82,6 +84,7 @@ class Attempt:
         self._scripts = scripts
         self._hosts = hosts
         self._placed = [f"server-{place}" for place in range(config.servers)]  # in the last view
+        self._shared = ""  # which hosts have several members of a group, as was said
         self._labels: dict[Member, str] = {}  # fault domains, where all is on this machine
         self.config = config
         self.beginning = beginning
@@ -281,6 +284,17 @@ class Attempt:
                 known[member] = known.get(before[place], member)
         self._labels = known
 
+    def _note_shared_domains(self, viewed: Viewed) -> None:
+        """Who replaces a server may have to stand where others of its groups do."""
+        known = self._domains()
+        if viewed.moving is not None or not known.keys() >= {*viewed.servers}:
+            return
+        layout = layout_after(self.config.layout, viewed.resizes)
+        shared = describe_shared(layout, [known[member] for member in viewed.servers])
+        if shared != self._shared:
+            self._shared = shared
+            self.note(shared or "no two members of a group share a host any more")
+
     def _pauses_after(self) -> int:
         """The first step that an observer wants to be asked after; not one that is over."""
         wanted = [observer.pauses_after() for observer in self._observers]
@@ -338,6 +352,9 @@ class Attempt:
                 self.saves.on_lost(len(before - {*what.servers, *what.trainers}), now)
                 self.saves.on_view(what.resizes)
                 self._label(what)
+                self._note_shared_domains(what)
+            case WaitedFor():
+                self._on_waited_for(what)
             case PartSaved():
                 self.saves.on_part(what, now)
                 self._leave_by = now + self.config.checkpoint.stall_s
@@ -393,6 +410,13 @@ class Attempt:
         self._failures += 1
         self.failed |= failure.member not in self._struck
         self.emit(failure.member, failure)
+
+    def _on_waited_for(self, told: WaitedFor) -> None:
+        who = ", ".join(map(self.machine.who, told.members))
+        self.note(
+            f"{who} cannot be heard, and the job cannot do without: it waits, "
+            f"{told.deadline_s:.0f} s at most (cluster.deadline_s)"
+        )
 
     def _on_reloaded(self, reloaded: Reloaded) -> None:
         saves, losses = self.saves, self.losses

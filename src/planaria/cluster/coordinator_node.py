@@ -19,7 +19,7 @@ from planaria.coordinator.watch import Silence, Watch
 from planaria.dense import keepers
 from planaria.errors import ClusterError
 from planaria.wire.codec import Envelope
-from planaria.wire.control import Control, Finished, Silent, Viewed, WantMore
+from planaria.wire.control import Control, Finished, Silent, Viewed, WaitedFor, WantMore
 from planaria.wire.machine import Outbox
 from planaria.wire.messages import (
     NO_VIEW,
@@ -82,6 +82,7 @@ class CoordinatorNode(Node):
         self.book.update(state.install.addresses)
         self._announced: Install | None = None
         self._silent: dict[Member, Silence] = {}  # found to be, and not given up so far
+        self._waited_for: set[Member] = set()  # as was told
         self._again = 0
         self._supervisor = os.getppid()
         tracer = Tracer(files, member, lambda: ANY)
@@ -143,6 +144,7 @@ class CoordinatorNode(Node):
                 else:
                     self.watch.forget(silence.member)
             self._after(self.machine.tick(now))
+            self._tell_waited_for()
         log(f"the job is over: {self.machine.failure or 'done'}")
         self.line.tell(Finished(failure=self.machine.failure))
         self.last_words()
@@ -193,6 +195,14 @@ class CoordinatorNode(Node):
                 self.line.tell(want)
         self.post([(to, message) for to, message in outbox if to != SUPERVISOR])
         self._announce(self.machine.install)
+
+    def _tell_waited_for(self) -> None:
+        """After a tick, who is silent is somebody that the job cannot do without."""
+        waited_for = {*self.machine.silent}
+        if waited_for - self._waited_for:
+            deadline_s = self.machine.deadline_s
+            self.line.tell(WaitedFor(members=sorted(waited_for), deadline_s=deadline_s))
+        self._waited_for = waited_for
 
     def _announce(self, install: Install) -> None:
         if install is self._announced or not install.addresses:

@@ -295,6 +295,8 @@ class ServerNode(MemberNode):
             left = server.store.invalid_records if server.store else 0
             left_s = (now - self._rebuilds_since) * left / rows if rows else None
             self.line.tell(Rebuilding(place=place, rows=rows, left=left, left_s=left_s))
+        elif server.whole and not server.mirrored and server.store is not None:
+            self.line.working("taking over records", rows, rows + server.store.invalid_records)
         self._was_whole = server.whole
 
     def on_view(self) -> None:

@@ -21,7 +21,7 @@ from planaria.config.job import (
     ThreadsConfig,
 )
 from planaria.config.optimizer import OptimizerConfig
-from planaria.config.protection import check_required, describe_protection
+from planaria.config.protection import check_required, describe_protection, describe_shared
 
 __all__ = [
     "KINDS",
@@ -38,4 +38,5 @@ __all__ = [
     "ThreadsConfig",
     "check_required",
     "describe_protection",
+    "describe_shared",
 ]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from planaria.config.job import Config
 from planaria.errors import ConfigError
-from planaria.layout import default_k
+from planaria.layout import Layout, default_k
 
 _TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
 _AFFORDABLE_K = 4  # memory x 1.25 with one parity; more servers save little beyond it
@@ -35,6 +39,22 @@ def describe_protection(config: Config) -> str:
         cheaper = default_k(servers, r)
         text += f"; with servers: {servers} k is {cheaper} (memory x {1 + r / cheaper:.2f})"
     return text
+
+
+def describe_shared(layout: Layout, domains: Sequence[str]) -> str:
+    """Which hosts have more than one member of some group; nothing if none has. domains: by place,
+    as the servers stand by now.
+    """
+    names, number = np.unique(np.asarray(domains), return_inverse=True)
+    ordered = np.sort(number[layout.groups], axis=1)  # [G, k + r]
+    twice = ordered[:, 1:][ordered[:, 1:] == ordered[:, :-1]]
+    if not len(twice):
+        return ""
+    hosts = ", ".join(names[np.unique(twice)].tolist())
+    return (
+        f"several members of a group stand on {hosts} now: to lose such a host may cost more than "
+        "the parity bears; add a host, or free one with planaria drain"
+    )
 
 
 def check_required(config: Config) -> None:

@@ -55,7 +55,7 @@ class Moving:
         """
         state, why = "moving", ""
         if now - self._asked_at > FORGOTTEN_S:
-            self.wanted = None
+            self.wanted = self._refused = None
         under_way = install.moving or self.wanted
         leave = {*scale.without} & {*install.servers}
         if install.moving is not None and (install.moving.lost or _lost(install)):

@@ -52,6 +52,8 @@ class Shifting:
         """The answer to whoever wants it, which asks until it is done. What nobody asks for any
         more is forgotten, if it has not begun.
         """
+        if now - self._asked_at > self._deadline_s and install.shift is None:
+            self._given_up = None  # whoever wanted to know why has gone
         self._asked_at = now
         state, why = "moving", ""
         under_way = install.shift or self.wanted

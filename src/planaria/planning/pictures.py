@@ -114,7 +114,8 @@ def show_network(console: Console, plan: Recommendation) -> None:
         f"ms of a step and seconds of a rebuild, on links of {short(link.bits_per_s / 1e9)} Gbit/s "
         f"and {short(1e6 * link.latency_s)} us for each machine: gradients go out, rows come back, "
         "trainers compute while deltas travel; a lost server is rebuilt by one replacement, by all "
-        "survivors (rebuild.by), or, which no job does yet, from sums that they make"
+        "survivors (rebuild.by; - where they are too few), or, which no job does yet, from sums "
+        "that they make"
     )
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, caption=caption)
     table.add_column("\nnetwork", no_wrap=True)
@@ -130,7 +131,10 @@ def show_network(console: Console, plan: Recommendation) -> None:
             *(short(1000 * seconds) for seconds in parts),
             f"{1000 * step.least:.3g}-{1000 * step.seconds:.3g}",
             step.bounds[0],
-            *(short(way.seconds) for way in found.rebuild.values()),
+            *(
+                "-" if math.isinf(way.seconds) else short(way.seconds)
+                for way in found.rebuild.values()
+            ),
         )
     console.print(table)
 

@@ -233,6 +233,13 @@ class Silent(Control):
     hung: bool
 
 
+class WaitedFor(Control):
+    """Members are silent that the job cannot do without, so they are not given up so far."""
+
+    members: list[Member]
+    deadline_s: float  # after which they are
+
+
 class WantMore(Control):
     """So many more processes of a role are needed for a view."""
 
@@ -296,6 +303,7 @@ Told: TypeAlias = (
     | TrainerHolds
     | Viewed
     | Silent
+    | WaitedFor
     | WantMore
     | Finished
 )
