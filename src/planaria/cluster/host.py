@@ -25,7 +25,7 @@ from planaria.trainer.declaring import Declaration, decode, encode
 from planaria.wire.control import Rehearsal, Wanted
 from planaria.wire.limits import OF_HOSTS
 
-POLL_MS = 50
+POLL_MS = 200  # messages and ends of processes come at once; scripts are looked at so often
 LEAVE_S = 3.0  # within which the supervisor must have heard that this host leaves
 
 Say = Callable[[str], None]

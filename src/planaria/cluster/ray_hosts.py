@@ -25,8 +25,10 @@ WAIT_S = 60.0  # for which an actor looks for the job
 def connected(address: str | None) -> Iterator[str]:
     """To a Ray cluster, or to one that is started here; gives this machine's address in it."""
     ray = _ray()
+    # Ray's workers, and so what they start, yield the CPU to anything else unless told not to.
+    own = {"_system_config": {"worker_niceness": 0}} if is_started_here(address) else {}
     try:
-        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **own)
     except Exception as error:  # whatever Ray may raise
         raise ConfigError(f"--on ray: no connection to {address or 'a cluster'}: {error}") from None
     try:
