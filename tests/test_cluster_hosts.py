@@ -84,6 +84,21 @@ def test_a_machine_may_leave(tmp_path: Path) -> None:
     assert done.report["digest"] == undisturbed("steps=60")
 
 
+def test_a_job_without_room_for_what_it_lost_waits_for_a_machine_that_joins(tmp_path: Path) -> None:
+    """It stalled, ended healthy servers, and was lost."""
+    words = ("servers=6", "cluster.require=host", "--freeze=trainer:0@20:1")
+    with cluster(tmp_path, *words, servers=(3, 2, 2)) as found:  # room for one spare
+        wait_for_line(found.job, "frozen")
+        leaves = found.host_of("server-2")
+        leaves.send_signal(signal.SIGTERM)
+        wait_for_line(found.job, "the job stands still: no host has room for 1 server")
+        found.join("server", "--count=2")
+        done = found.finished()
+    assert done.report["digest"] == undisturbed("steps=60")
+    lost = {one["who"] for one in done.report["failures"]} - {"trainer:0"}
+    assert len(lost) == 2
+
+
 def test_machines_outlive_their_supervisor_only_briefly(tmp_path: Path) -> None:
     with ExitStack() as stack:
         found = Cluster(tmp_path, stack, Addresses())

@@ -69,3 +69,18 @@ def test_after_servers_have_come_a_host_may_die_with_all_of_them(tmp_path: Path)
         asking.stop(folder)
         assert finished(found.job).code == 130
         forget_old(home() / "jobs")
+
+
+def test_a_job_goes_on_without_the_servers_that_no_machine_has_room_for(tmp_path: Path) -> None:
+    with cluster(tmp_path, ENDLESS, servers=(3, 2)) as found:
+        folder = only_job()
+        late = planaria("scale", folder.name, "--servers=8", "--deadline=4")
+        assert late.returncode == 1
+        assert "waiting for 3 more to start" in " ".join(late.stderr.split())
+        waits = [one for one in asking.status(folder).processes if one.state == "waits for room"]
+        assert len(waits) == 3, "and a spare is there"
+        assert planaria("scale", folder.name, "--servers=4").returncode == 0, "as it is"
+        found.join("server", "--count=1")
+        assert planaria("scale", folder.name, "--servers=5").returncode == 0
+        asking.stop(folder)
+        assert finished(found.job).code == 130

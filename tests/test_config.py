@@ -120,6 +120,7 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
             "heartbeat_limit_ms": draw(st.integers(heartbeat + 1, 10**7)),
             "retry_ms": draw(st.integers(1, 999)),
             "deadline_s": draw(st.floats(1, 1e6)),
+            "join_s": draw(st.floats(1, 1e6)),
             "hang_limit_s": draw(positive),
         },
         "rebuild": {

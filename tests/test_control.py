@@ -12,11 +12,12 @@ import pytest
 
 from planaria.config import Config
 from planaria.control import supervising
+from planaria.control.acting import Kill, Start
 from planaria.control.children import FIRST_BATCH, Child, Ended
 from planaria.control.leaving import APART_S
 from planaria.control.rolling_back import RollBackMachine
 from planaria.control.saving import Pending, SaveMachine
-from planaria.control.supervising import Kill, Start, SupervisorMachine
+from planaria.control.supervising import SupervisorMachine
 from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine
 from planaria.coordinator.state import first_state
 from planaria.simulator.control import ControlWorld
@@ -379,7 +380,7 @@ def test_a_second_trainer_that_is_lost_is_replaced_while_a_script_starts() -> No
     machine.take()
     for number in range(2):  # before any view
         machine.on_exit(f"trainer-{number}", Ended(-9), 1.0)
-        machine.receive("coordinator-0", WantMore(role="trainer", count=1), 1.0)
+        machine.receive("coordinator-0", WantMore(role="trainer", count=1 + number), 1.0)
         started = [one.member for one in machine.take() if isinstance(one, Start)]
         assert started == [f"trainer-{2 + number}"]
         machine.receive(f"trainer-{2 + number}", Working(what=FIRST_BATCH, done=0, of=1), 1.0)

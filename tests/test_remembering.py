@@ -10,6 +10,7 @@ import pytest
 
 from planaria.cluster.files import JobFiles
 from planaria.config import Config
+from planaria.control.acting import Kill, Start
 from planaria.control.children import Ended
 from planaria.control.remembering import (
     AGAIN_S,
@@ -20,7 +21,7 @@ from planaria.control.remembering import (
     Question,
     Remembering,
 )
-from planaria.control.supervising import END_S, Kill, Start, SupervisorMachine
+from planaria.control.supervising import END_S, SupervisorMachine
 from planaria.coordinator.state import first_state
 from planaria.errors import ClusterError
 from planaria.simulator.control import ControlWorld

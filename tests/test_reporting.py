@@ -12,8 +12,9 @@ from rich.console import Console
 from planaria.cluster.events import JobEvent, RolledBack
 from planaria.cluster.reporting import Progress, Reporter
 from planaria.config import Config
+from planaria.control.acting import Start
 from planaria.control.saving import SaveMachine
-from planaria.control.supervising import Start, SupervisorMachine
+from planaria.control.supervising import SupervisorMachine
 from planaria.display import QUIET_S, Display
 from planaria.wire.control import Listening, Ready, StepDone, TrainerHolds, Viewed
 from planaria.wire.messages import View

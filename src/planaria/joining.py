@@ -96,7 +96,8 @@ def _hosts(stack: ExitStack, given: Config, on: str, listen: str | None, key: Pa
             raise ConfigError("--on none: give --listen and --key, too; hosts join with both")
         where = _listen(listen)
         keys = read_key(key) if key.exists() else make_key(key)
-        hosts = Hosts(where, keys, lambda address: _how_to_join(address, key))
+        join_s = given.cluster.join_s
+        hosts = Hosts(where, keys, lambda address: _how_to_join(address, key), join_s)
         return stack.enter_context(hosts)
     name, colon, address = on.partition("://")
     if name != RAY:
@@ -107,7 +108,8 @@ def _hosts(stack: ExitStack, given: Config, on: str, listen: str | None, key: Pa
     # It is left first: actors are told that the job is over before Ray ends them.
     here = ray_hosts.is_started_here(given_address)
     provide = partial(ray_hosts.start_actors, keys, given, here)
-    hosts = Hosts(Listen(own, None), keys, lambda _: "Ray starts them", provide)
+    join_s, how = given.cluster.join_s, "Ray starts some as soon as it has the CPUs"
+    hosts = Hosts(Listen(own, None), keys, lambda _: how, join_s, provide)
     return stack.enter_context(hosts)
 
 

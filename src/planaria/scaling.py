@@ -122,8 +122,12 @@ def _scale(
     drain: Sequence[str] = (),
 ) -> None:
     _check_room(folder, servers, len(without))
-    with console.status(f"{folder.name}: records move, while training goes on"):
-        found = ask_or_leave(lambda: asking.scale(folder, servers, without, deadline_s, drain))
+    with console.status(f"{folder.name}: records move, while training goes on") as shown:
+
+        def say(how_far: str) -> None:
+            shown.update(f"{folder.name}: {how_far or 'records move'}, while training goes on")
+
+        found = ask_or_leave(lambda: asking.scale(folder, servers, without, deadline_s, drain, say))
     if found.state == "refused":
         leave(EXIT_FAILED, f"{folder.name} keeps its {found.servers} servers: {found.why}")
     console.print(f"{folder.name} has {found.servers} servers")

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from planaria.cluster import asking
 from planaria.cluster.files import home
+from planaria.control.children import WAITS
 from planaria.errors import ConfigError, PlanariaError
 from planaria.exits import EXIT_CONFIG, EXIT_FAILED, leave, leave_if_unprinted
 from planaria.running import console
@@ -59,9 +60,15 @@ def status_command(job: Job = None, deadline: Deadline = asking.ASK_S) -> None:
     saved = f", step {status.saved:,} is saved" if status.saved else ""
     console.print(f"{folder.name}: step {status.step:,} of {status.steps:,}{saved}")
     console.print(f"failures so far: {status.failures}")
-    table = Table("process", "name", "host", "", box=None)
+    if status.moving:
+        console.print(status.moving)
+    labelled = any(one.domain not in ("", one.host, one.member) for one in status.processes)
+    table = Table("process", "name", "host", *["domain"] * labelled, "", box=None)
     for one in sorted(status.processes, key=lambda one: (one.who, one.member)):
-        table.add_row(one.who, one.member, one.host or "here", one.state)
+        where = "" if one.state == WAITS else one.host or "here"
+        table.add_row(one.who, one.member, where, *[one.domain] * labelled, one.state)
+    for place in status.lost:
+        table.add_row(place, "", "", *[""] * labelled, "is lost")
     console.print(table)
     leave_if_unprinted(console)
 

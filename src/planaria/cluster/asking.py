@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,13 +46,14 @@ def scale(
     without: Sequence[str] = (),
     deadline_s: float = 600.0,
     drain: Sequence[str] = (),
+    say: Callable[[str], None] = lambda line: None,
 ) -> Scaled:
     """The job in `folder` is to have so many servers, and those named not among them; servers None:
     as many as it has, less those. Returns when it has, or says why it cannot. drain: hosts that get
-    no servers from here on, if it can.
+    no servers from here on, if it can. say: is told how far it is.
     """
-    wanted = Scale(view=NO_VIEW, servers=servers, without=list(without))
-    return _scale(folder, wanted, deadline_s, drain)
+    wanted = Scale(view=NO_VIEW, servers=servers, without=list(without), number=time.time_ns())
+    return _scale(folder, wanted, deadline_s, drain, say)
 
 
 def scale_trainers(
@@ -66,26 +67,38 @@ def scale_trainers(
 
 
 def _scale(
-    folder: Path, wanted: Scale | ScaleTrainers, deadline_s: float, drain: Sequence[str] = ()
+    folder: Path,
+    wanted: Scale | ScaleTrainers,
+    deadline_s: float,
+    drain: Sequence[str] = (),
+    say: Callable[[str], None] = lambda line: None,
 ) -> Scaled:
     """Asks until it is decided."""
+    _address(JobFiles(folder), "coordinator")  # no such job is another error than one that ends
     deadline = time.monotonic() + deadline_s
-    found = _ask(folder, "coordinator", wanted, Scaled, deadline_s)
+    found = _ask_of_job(folder, wanted, deadline_s)
     if drain and found.state != "refused":
         _ask(folder, "supervisor", AskStatus(drain=list(drain)), Status, deadline_s)
     while found.state == "moving":
+        say(found.why)
         time.sleep(SCALE_AGAIN_S)
         left_s = deadline - time.monotonic()
         if left_s <= 0:
+            why = f" ({found.why})" if found.why else ""
             raise ClusterError(
-                f"the job in {folder} has not changed within {deadline_s:.0f} s; it goes on with "
-                "that: the same command waits for it, and planaria status shows its processes"
+                f"the job in {folder} has not changed within {deadline_s:.0f} s{why}; it goes on "
+                "with that: the same command waits for it, one with another number takes its "
+                "place while nothing has moved, and planaria status shows the processes"
             )
-        try:
-            found = _ask(folder, "coordinator", wanted, Scaled, left_s)
-        except ConfigError:
-            raise ClusterError(f"the job in {folder} has ended meanwhile") from None
+        found = _ask_of_job(folder, wanted, left_s)
     return found
+
+
+def _ask_of_job(folder: Path, wanted: Scale | ScaleTrainers, deadline_s: float) -> Scaled:
+    try:
+        return _ask(folder, "coordinator", wanted, Scaled, deadline_s)
+    except ConfigError:
+        raise ClusterError(f"the job in {folder} has ended meanwhile") from None
 
 
 def _ask(folder: Path, who: str, message: Any, kind: type[T], deadline_s: float) -> T:

@@ -24,11 +24,12 @@ from planaria.cluster.node import limits_of
 from planaria.cluster.scripts import Scripts
 from planaria.cluster.transport import open_transport
 from planaria.config import Config, describe_shared
+from planaria.control.acting import Kill, Send, Start, Verdict
 from planaria.control.children import FIRST_BATCH, Child, Failure
 from planaria.control.losses import Losses
 from planaria.control.remembering import Remembering
 from planaria.control.saving import SaveMachine, named
-from planaria.control.supervising import Kill, Send, Start, SupervisorMachine, Verdict
+from planaria.control.supervising import SupervisorMachine
 from planaria.coordinator.machine import SUPERVISOR
 from planaria.errors import ClusterError, ExactnessError
 from planaria.exactness import Fingerprint, check
@@ -84,6 +85,7 @@ class Attempt:
         self._scripts = scripts
         self._hosts = hosts
         self._placed = [f"server-{place}" for place in range(config.servers)]  # in the last view
+        self._moving = ""  # what becomes of the number of servers
         self._shared = ""  # which hosts have several members of a group, as was said
         self._labels: dict[Member, str] = {}  # fault domains, where all is on this machine
         self.config = config
@@ -212,6 +214,7 @@ class Attempt:
             self.emit(member, Exited(role, ended.code))
         if self._archive:
             self._archive.report_to(self.saves, self.note)
+        self.machine.on_waiting(self.launcher.waiting(), now)
         self.machine.tick(now)
         self.saves.tick(now)
         self._leave_if_saved(now)
@@ -351,6 +354,7 @@ class Attempt:
             case Viewed():
                 self.saves.on_lost(len(before - {*what.servers, *what.trainers}), now)
                 self.saves.on_view(what.resizes)
+                self._moving = _describe(what)
                 self._label(what)
                 self._note_shared_domains(what)
             case WaitedFor():
@@ -379,6 +383,7 @@ class Attempt:
                 member=member,
                 host=self.launcher.where(member),
                 state=child.state,
+                domain=self._labels.get(member) or self.launcher.domain(member) or "",
             )
             for member, child in machine.children.items()
         ]
@@ -388,6 +393,8 @@ class Attempt:
             saved=self.saves.newest(),
             failures=self._failures,
             processes=processes,
+            lost=machine.lost,
+            moving=self._moving,
         )
 
     def _drain(self, hosts: Sequence[str]) -> None:
@@ -472,3 +479,13 @@ class Attempt:
             part = f", for want of the part of {', '.join(map(named, lacking))}" if lacking else ""
             said = f"the current step could not be saved{part}"
         self.machine.verdict = Verdict(f"{self._leaving}; {said}")
+
+
+def _describe(viewed: Viewed) -> str:
+    """What becomes of the servers, if anything."""
+    moving = viewed.moving
+    if moving is None:
+        return ""
+    if moving.lost:
+        return f"{moving.servers} servers take over what the lost ones held"
+    return f"records move: from {len(viewed.servers) - moving.come} to {moving.servers} servers"

@@ -34,11 +34,13 @@ from planaria.wire.messages import Member
 
 POLL_MS = 50
 POLL_S = 0.05
-JOIN_S = 600.0  # within which enough hosts must have joined
 SAID_S = 30.0  # between two times that it is said who is missing
 LEAVE_S = 3.0  # within which hosts must have ended what runs
 
 Say = Callable[[str], None]
+# Of an address, a role and a number: starts hosts that join there, with room for so many. The last
+# says whether to wait until there is a machine for them.
+Provide = Callable[[str, str, int, bool], None]
 
 
 class Listen(NamedTuple):
@@ -56,20 +58,23 @@ class Hosts:
         listen: Listen,
         keys: Keys,
         how_to_join: Callable[[str], str],
-        provide: Callable[[str, str, int], None] | None = None,
+        join_s: float,
+        provide: Provide | None = None,
     ) -> None:
-        """how_to_join: makes a sentence of the address. provide: starts hosts that join there, with
-        room for so many of a role.
+        """how_to_join: makes a sentence of the address. join_s: within which hosts must have joined
+        with room for all. provide: starts some that do.
         """
         bind = f"tcp://{listen.host}:{'*' if listen.port is None else listen.port}"
         self._transport = open_transport("door", keys, bind, OF_HOSTS)
         self.host, self.address = listen.host, self._transport.address
         self._how_to_join = how_to_join(self.address)
+        self._join_s = join_s
         self._provide = provide
         self._provided = Counter[str]()
         self._show: Say = lambda line: None  # what scripts print
         self._raised: set[str] = set()  # tracebacks that were shown
-        self._machine = PlacingMachine(secrets.token_hex(8), time.monotonic())
+        by, now = secrets.token_hex(8), time.monotonic()
+        self._machine = PlacingMachine(by, now, self._how_to_join)
         self._addresses: dict[Member, str] = {}
         self._lock = threading.Lock()
         # Written to: by the thread, when somebody has ended; and for the thread, when it has work.
@@ -111,8 +116,8 @@ class Hosts:
         """Until there is room for so many processes of each role; or it is over, for nobody waits
         any more. domains: how many of them servers are to stand in, where more hosts may come.
         """
-        self._provide_for(needs)
-        deadline, say_at = time.monotonic() + JOIN_S, 0.0
+        self._provide_for(needs, waits=True)
+        deadline, say_at = time.monotonic() + self._join_s, 0.0
         while not is_over():
             self._check()
             with self._lock:
@@ -128,8 +133,8 @@ class Hosts:
                 named += f", servers on {apart} of {domains} hosts,"
             if now > deadline:
                 raise ClusterError(
-                    f"hosts have offered room for {named} within {JOIN_S:.0f} s; "
-                    f"{self._how_to_join}"
+                    f"hosts have offered room for {named} within {self._join_s:.0f} s "
+                    f"(cluster.join_s); {self._how_to_join}"
                 )
             if now >= say_at:
                 say_at = now + SAID_S
@@ -139,11 +144,11 @@ class Hosts:
             self.show_printed()
         self.tell_notes(say)
 
-    def _provide_for(self, needs: dict[str, int]) -> None:
+    def _provide_for(self, needs: dict[str, int], *, waits: bool) -> None:
         for role, count in needs.items():
             if count > self._provided[role]:
                 if self._provide is not None:
-                    self._provide(self.address, role, count - self._provided[role])
+                    self._provide(self.address, role, count - self._provided[role], waits)
                 self._provided[role] = count
 
     @property
@@ -214,7 +219,10 @@ class Hosts:
     def start(self, role: str, member: Member, number: int | None) -> None:
         with self._lock:
             self._machine.start(role, member, number)
+            needed = self._machine.needed(role)
         os.eventfd_write(self._work, 1)
+        if self._provide is not None:
+            self._provide_for({role: needed}, waits=False)
 
     def coordinate(self, member: Member) -> bool:
         """Whether some host has room for the coordinator, and starts it."""
@@ -235,6 +243,10 @@ class Hosts:
     def domain(self, member: Member) -> str | None:
         with self._lock:
             return self._machine.domain(member)
+
+    def waiting(self) -> list[Member]:
+        with self._lock:
+            return self._machine.waiting
 
     def drain(self, host: str) -> None:
         with self._lock:
@@ -337,6 +349,9 @@ class HostsLauncher(Launcher):
 
     def domain(self, member: Member) -> str | None:
         return self._hosts.domain(member)
+
+    def waiting(self) -> list[Member]:
+        return self._hosts.waiting()
 
     def start(self, role: str, member: Member, number: int | None) -> None:
         if role != "coordinator":

@@ -93,6 +93,10 @@ class Launcher(ABC):
         """What dies together with it, by name; None: it is nowhere yet."""
         return ""
 
+    def waiting(self) -> Collection[Member]:
+        """Whom no machine has room for so far."""
+        return ()
+
 
 class LocalLauncher(Launcher):
     """Everything on this machine."""

@@ -42,15 +42,23 @@ def is_started_here(address: str | None) -> bool:
     return address is None and not os.environ.get("RAY_ADDRESS")
 
 
-def start_actors(keys: Keys, job: Config, here: bool, join: str, role: str, count: int) -> None:
+def start_actors(
+    keys: Keys, job: Config, here: bool, join: str, role: str, count: int, waits: bool
+) -> None:
     """With room for one process each. They end with the connection.
 
     here: on a cluster that is this machine alone, whose cores they share as processes do that are
-    started without Ray.
+    started without Ray. waits: until Ray has room for all; else it starts each as soon as it has.
     """
     ray = _ray()
     actor = ray.remote(max_restarts=-1, max_task_retries=-1)(RayHost)
-    places = [{"num_cpus": 0}] * count if here else _placement(ray, job, role, count)
+    places: list[dict[str, Any]]
+    if here:
+        places = [{"num_cpus": 0}] * count
+    elif waits:
+        places = _placement(ray, job, role, count)
+    else:
+        places = [{"num_cpus": _cpus(job, role), "scheduling_strategy": "SPREAD"}] * count
     for options in places:
         actor.options(**options).remote().run.remote(join, tuple(keys), role)
 
@@ -61,7 +69,7 @@ def _placement(ray: Any, job: Config, role: str, count: int) -> list[dict[str, A
 
     if role == "coordinator":  # it computes next to nothing
         return [{"num_cpus": 0, "scheduling_strategy": "SPREAD"}] * count
-    cpus = job.threads.server if role == "server" else job.threads.trainer
+    cpus = _cpus(job, role)
     bundles = [{"CPU": cpus}] * count
     group = ray.util.placement_group(bundles, strategy="SPREAD")
     if not group.wait(PLACE_S):
@@ -71,6 +79,10 @@ def _placement(ray: Any, job: Config, role: str, count: int) -> list[dict[str, A
         )
     where = [PlacementGroupSchedulingStrategy(group, number) for number in range(count)]
     return [{"num_cpus": cpus, "scheduling_strategy": strategy} for strategy in where]
+
+
+def _cpus(job: Config, role: str) -> int:
+    return job.threads.server if role == "server" else job.threads.trainer
 
 
 class RayHost:

@@ -110,6 +110,7 @@ class ClusterConfig:
     heartbeat_limit_ms: Annotated[int, MILLISECONDS] = 2000
     retry_ms: Annotated[int, MILLISECONDS] = 500
     deadline_s: Annotated[float, POSITIVE] = 30.0
+    join_s: Annotated[float, POSITIVE] = 600.0
     hang_limit_s: Annotated[float, POSITIVE] = 30.0
 
     @property

@@ -12,6 +12,8 @@ FIRST_BATCH = "up to its first batch"
 IDLE_S = 300.0  # a script may do nothing at all for so long before its first batch
 
 
+WAITS = "waits for room"  # as its state
+
 EXIT_DONE = 0
 EXIT_FAILED = 1  # with an exception, which is in the log
 EXIT_ORPHAN = 5
@@ -59,6 +61,7 @@ class Child:
     listening: bool = False
     ready_at: float | None = None
     placed: bool = False  # whether a view names it, or it began the job
+    waits: bool = False  # for room: it was not even started
     condemned: str = ""  # why it was killed, if it was
     condemned_at: float = 0.0
     retired_at: float | None = None  # when the job had no more use for it
@@ -77,6 +80,8 @@ class Child:
             return "is ended"
         if self.retired_at is not None:
             return "leaves"
+        if self.waits:
+            return WAITS
         ready = self.listening if self.role == "coordinator" else self.ready
         return "ready" if ready else "starts"
 
@@ -84,6 +89,11 @@ class Child:
     def starts(self) -> bool:
         """Whether it will be there to take a place, if all goes well."""
         return not (self.placed or self.ready or self.condemned)
+
+    @property
+    def bides(self) -> bool:
+        """Whether it says nothing for long, and is all right."""
+        return self.waits or self.nears_its_first_batch
 
     @property
     def nears_its_first_batch(self) -> bool:

@@ -19,6 +19,7 @@ from planaria.wire.control import Hosted, Hosting, Rehearsal, Unfit, Wanted
 from planaria.wire.messages import Member
 
 QUIET_BEATS = 4
+SCARCE_S = 2.0  # after which it is said that a process waits for room
 
 
 @dataclass
@@ -53,8 +54,8 @@ class HostRecord:
 class PlacingMachine:
     """The supervisor's side: which host runs what. A process that finds no room waits for it."""
 
-    def __init__(self, by: str, now: float) -> None:
-        """by: a name that no other run of a supervisor has."""
+    def __init__(self, by: str, now: float, how_to_join: str = "") -> None:
+        """by: a name that no other run of a supervisor has. how_to_join: a sentence."""
         self.ended: list[tuple[Member, Ended]] = []  # new ones, for whoever takes them
         self.notes: list[str] = []
         self.printed: list[str] = []  # by scripts
@@ -70,7 +71,9 @@ class PlacingMachine:
         self._heard: dict[tuple[Member, int], int] = {}  # of those that are gone, and may come back
         self._drained: set[Member] = set()
         self._coordinates: Member = ""  # the host that was given the last coordinator, if one was
+        self._how_to_join = how_to_join
         self._waiting: list[Hosted] = []
+        self._unsaid: dict[Member, float] = {}  # when those began to wait of whom nothing was said
         self._folder, self._files = "", dict[str, bytes]()
         self._domains: list[str] = []  # by place of a server, where it is known
         self._strangers: list[Member] = []  # who follow another supervisor
@@ -94,7 +97,20 @@ class PlacingMachine:
 
     def start(self, role: str, member: Member, number: int | None) -> None:
         self._waiting.append(Hosted(role=role, member=member, number=number))
+        self._unsaid[member] = self._ticked
         self._place()
+
+    @property
+    def waiting(self) -> list[Member]:
+        """Whom no host has room for."""
+        return [one.member for one in self._waiting]
+
+    def needed(self, role: str) -> int:
+        """For how many processes hosts must have room, with what they have and may not use."""
+        needed = sum(one.role == role for one in self._waiting)
+        for host in self._hosts.values():
+            needed += host.offers.get(role, 0) - max(host.free(role), 0)
+        return needed + (len(self._unseated) + self._spares if role == "trainer" else 0)
 
     def coordinate(self, member: Member) -> bool:
         """Whether a host runs the job's next coordinator; it does not wait for one. Not the host of
@@ -337,6 +353,15 @@ class PlacingMachine:
                 del self._hosts[sender]
                 self._heard[sender, host.run] = host.heard
                 self._give_up(host, f"is silent for {now - host.heard_at:.0f} s")
+        self._say_who_waits(now)
+
+    def _say_who_waits(self, now: float) -> None:
+        waiting = self.waiting
+        self._unsaid = {one: since for one, since in self._unsaid.items() if one in waiting}
+        late = [one for one, since in self._unsaid.items() if now - since > SCARCE_S]
+        if late:
+            self._unsaid.clear()
+            self.notes.append(f"no host has room for {', '.join(late)}; {self._how_to_join}")
 
     def _give_up(self, host: HostRecord, why: str) -> None:
         """If it comes back, it is as one that has never been here, and ends what it runs."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Collection
 
 import msgspec
 
 from planaria.config import Config
+from planaria.control.acting import Action, Kill, Send, Start, Verdict
 from planaria.control.children import (
     EXIT_DONE,
     EXIT_FENCED,
@@ -28,6 +28,7 @@ from planaria.control.children import (
     Failure,
 )
 from planaria.control.leaving import Leaving
+from planaria.control.room import Room
 from planaria.coordinator.watch import Watch
 from planaria.wire.control import (
     Finished,
@@ -65,42 +66,6 @@ GONE_KEPT = 256  # names of ended processes that a new coordinator is told
 PATIENCE: dict[str, int] = {"error": 2, "hung": 3, "signal": 8}
 
 
-@dataclass(frozen=True)
-class Start:
-    """To do: start a process. number: the place or rank that it begins with, if any."""
-
-    role: str
-    member: Member
-    number: int | None
-
-
-@dataclass(frozen=True)
-class Kill:
-    """To do: end a process at once."""
-
-    member: Member
-    why: str
-
-
-@dataclass(frozen=True)
-class Send:
-    """To do: tell a process its orders."""
-
-    to: Member
-    orders: Orders
-
-
-Action: TypeAlias = Start | Kill | Send
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The end of a set of processes. lost: more than the survivors can make good."""
-
-    sentence: str | None  # None: the job is done
-    lost: bool = False
-
-
 class SupervisorMachine:
     """The supervisor of one set of processes. `verdict` says how it ended, once it has."""
 
@@ -125,6 +90,7 @@ class SupervisorMachine:
         self._wanted: Counter[str] = Counter()  # by role: asked for by the coordinator
         self._failed: set[Member] = set()
         self._last_failed: list[str] = []  # who, and why
+        self._coordinators_ends: list[str] = []  # why, in a row
         self._failed_at: Counter[tuple[str, int | None, int, str]] = Counter()
         cluster = config.cluster
         self._watch = Watch(cluster.heartbeat_limit_ms / 1000, cluster.hang_limit_s)
@@ -134,6 +100,7 @@ class SupervisorMachine:
         self._changes = 0  # how often servers or trainers have come or gone
         self._stalled_at = -1  # the step at which nothing moved last
         self._stalls = 0  # how often, at that step
+        self._room = Room(cluster.join_s, self.notes)
         self._begin()
 
     def take(self) -> list[Action]:
@@ -158,6 +125,17 @@ class SupervisorMachine:
             return "retired"
         role, number = self._part(member, child)
         return "spare" if number is None else f"{role}:{number}"
+
+    @property
+    def lost(self) -> list[str]:
+        """Places and ranks of the view whose processes are gone."""
+        named = (("server", self.servers), ("trainer", self.trainers))
+        return [
+            f"{role}:{number}"
+            for role, members in named
+            for number, member in enumerate(members)
+            if member not in self.children
+        ]
 
     def _part(self, member: Member, child: Child) -> tuple[str, int | None]:
         """The role of a process, and the place or rank that it has or began with."""
@@ -196,17 +174,17 @@ class SupervisorMachine:
         else:
             self._due.append((self._now + min(2.0 ** (barren - 2), MOST_DELAY_S), role))
 
-    def _lacking(self, told: WantMore) -> int:
-        """Without scripts that start: they are asked for again and again, if they take long."""
-        children = self.children.values()
-        if told.grows:
-            return told.count - sum(one.role == told.role and one.starts for one in children)
-        starting = sum(one.nears_its_first_batch and not one.placed for one in children)
-        if told.role != "trainer" or not starting:
-            return told.count
-        trainers = self.trainers or [f"trainer-{rank}" for rank in range(self.config.trainers)]
-        lost = sum(one not in self.children or one in self._failed for one in trainers)
-        return min(told.count, max(lost - starting, 0))
+    def _on_want_more(self, told: WantMore) -> None:
+        """Asked for again and again, if they take long: less those that are on their way."""
+        if not told.grows:
+            self._wanted[told.role] = told.count
+        since = self._now - self.config.cluster.deadline_s
+        coming = sum(
+            one.role == told.role and one.starts and (one.bides or one.heard_at >= since)
+            for one in self.children.values()
+        )
+        for _ in range(told.count - coming):
+            self._start(told.role)
 
     # ------------------------------------------------------------------ what happens
 
@@ -245,9 +223,7 @@ class SupervisorMachine:
             case Silent():
                 self._on_silent(told)
             case WantMore():
-                self._wanted[told.role] += 0 if told.grows else told.count
-                for _ in range(self._lacking(told)):
-                    self._start(told.role)
+                self._on_want_more(told)
             case Finished():
                 self.verdict = self._verdict_of(told)
             case Reloaded() | PartSaved() | HeldOut() | ServerHolds() | TrainerHolds():
@@ -280,6 +256,12 @@ class SupervisorMachine:
         else:
             self._on_unplaced_gone(member, child, ended)
 
+    def on_waiting(self, members: Collection[Member], now: float) -> None:
+        """Whom no host has room for, and nobody has started so far."""
+        for member, child in self.children.items():
+            child.waits = member in members
+            child.heard_at = now if child.waits else child.heard_at
+
     def tick(self, now: float) -> None:
         slept_s = now - self._ticked
         self._now = self._ticked = now
@@ -297,6 +279,7 @@ class SupervisorMachine:
                 self._due.remove((at, role))
                 self._start(role)
         if not self.verdict:
+            self._wait_for_room()
             self._end_slow_starts()
             self._end_stall()
             self._end(self._leaving.tick(now))
@@ -359,10 +342,15 @@ class SupervisorMachine:
             self.kill(told.member, reason)
 
     def _on_coordinator_gone(self, member: Member, child: Child, ended: Ended) -> None:
-        self._note_failure(member, child, ended.kind, child.condemned or ended.reason)
+        reason = child.condemned or ended.reason
+        self._note_failure(member, child, ended.kind, reason)
         self._barren["coordinator"] += 1
+        if self._barren["coordinator"] == 1:
+            self._coordinators_ends.clear()
+        self._coordinators_ends.append(reason)
         if self._barren["coordinator"] > MOST_BARREN:
-            self._end(f"the coordinator ended {MOST_BARREN + 1} times in a row: {ended.reason}")
+            reasons = "; ".join(dict.fromkeys(self._coordinators_ends))
+            self._end(f"the coordinator ended {MOST_BARREN + 1} times in a row: {reasons}")
             return
         self._set_orders(coordinator="")
         self.coordinator = ""
@@ -378,7 +366,8 @@ class SupervisorMachine:
         role = child.role
         if child.ready_at is not None and self._now - child.ready_at > OF_USE_S:
             self._barren[role] = 0
-        self._barren[role] += not (child.ready and child.condemned)  # it was of use until then
+        # Not if it was of use until then, or was never started.
+        self._barren[role] += not (child.waits or (child.ready and child.condemned))
         self.notes.append(f"{member}, which had no place yet, ended: {ended.reason}")
         if self._barren[role] < MOST_BARREN:
             if self._wanted[role] or (role == "server" and len(self.spares) < self.config.spares):
@@ -415,6 +404,11 @@ class SupervisorMachine:
 
     def _moved(self) -> None:
         self._moved_at = self._now
+
+    def _wait_for_room(self) -> None:
+        if lacks := self._room.lacks(self.children.values(), self._wanted, self._now):
+            self._moved()
+            self._end(self._room.sentence(lacks, self._now))
 
     def _end_slow_starts(self) -> None:
         """Who starts and says nothing for long is replaced; who should have left is ended."""

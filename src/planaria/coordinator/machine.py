@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from planaria.coordinator.bearing import unbearable
-from planaria.coordinator.moving import Moving
+from planaria.coordinator.moving import Moving, progress
 from planaria.coordinator.scrubbing import Scrubs
 from planaria.coordinator.shifting import Shifting
 from planaria.coordinator.state import Gathering
@@ -76,8 +76,7 @@ class CoordinatorMachine:
         """
         self.first_layout = layout
         self.partial = partial
-        self.retry_s = retry_s
-        self.deadline_s = deadline_s
+        self.retry_s, self.deadline_s = retry_s, deadline_s
         restarted = state.epoch < epoch
         self.state = CoordinatorState(epoch, state.n, state.install, state.ended)
         self.failure: str | None = None
@@ -99,11 +98,9 @@ class CoordinatorMachine:
         self.shifting = Shifting(layout.r, most_trainers, deadline_s)
         self.scrubs = Scrubs()
         self._asked: dict[str, int] = {"server": 0, "trainer": 0}
-        self._asked_at = now
         self._unsaved = True
         self._outbox: Outbox = []
-        self._now = now
-        self._last_retry = self._last_tick = now
+        self._now = self._asked_at = self._last_retry = self._last_tick = now
         if state.ended:
             self._finish(state.ended)
         elif restarted:
@@ -311,8 +308,8 @@ class CoordinatorMachine:
             self._asked[role] = 0  # those that were asked for have died, or will be too many
         if missing > self._asked[role]:
             self._asked_at = self._now
-            more, view = missing - self._asked[role], View(self.state.epoch, self.state.n)
-            self._send(SUPERVISOR, Spawn(view=view, role=role, count=more, grows=grows))
+            view = View(self.state.epoch, self.state.n)
+            self._send(SUPERVISOR, Spawn(view=view, role=role, count=missing, grows=grows))
             self._asked[role] = missing
         return missing > 0
 
@@ -410,6 +407,9 @@ class CoordinatorMachine:
             scaled = self.moving.on_scale(
                 wanted, self.install, self.layout, partial=self.partial, now=self._now
             )
+            if scaled.state == "moving":
+                lacking = self.moving.comes(self.install) - len(self.spares["server"])
+                scaled.why = progress(self.install, lacking, self.whole & self.mirrored)
         self._send(sender, scaled)
         self._move_on()
 
@@ -419,7 +419,7 @@ class CoordinatorMachine:
             return
         there = self.installed - self.bare
         if there.issuperset(self.install.servers) and not self._rebuilding():
-            lacks = self._lacks("server", self.moving.comes(self.install))
+            lacks = self._lacks("server", self.moving.comes(self.install), grows=True)
             if not lacks and self.moving.is_due(self.install, self._by_readiness("server")):
                 self._change()
                 return

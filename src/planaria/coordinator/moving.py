@@ -14,7 +14,7 @@ the job grows back, by a resize like any other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -44,6 +44,7 @@ class Moving:
         self.domains: Mapping[Member, str] | None = None  # of servers and spares, where they matter
         self._by_survivors = by_survivors
         self._asked_at = 0.0  # for what is wanted
+        self._number = 0  # of the request for it
         self._refused: tuple[Resize, str] | None = None  # when it was to begin, and why
         self._hopeless: Resize | None = None  # to grow back: not with these domains
 
@@ -54,19 +55,20 @@ class Moving:
         more, and has not begun, gives way.
         """
         state, why = "moving", ""
-        if now - self._asked_at > FORGOTTEN_S:
+        if now - self._asked_at > FORGOTTEN_S or scale.number > self._number:
             self.wanted = self._refused = None
+            self._number = scale.number
         under_way = install.moving or self.wanted
         leave = {*scale.without} & {*install.servers}
         if install.moving is not None and (install.moving.lost or _lost(install)):
             pass  # nobody has asked for that, but it comes first
+        elif under_way is not None and _is_asked_for(under_way, scale, install):
+            self._asked_at = now
+        elif install.moving is None and scale.number < self._number:
+            state, why = "refused", "somebody has asked for something else since"
         elif under_way is not None:
-            stays = {install.servers[place] for place in under_way.stay}
-            if scale.servers not in (None, under_way.servers) or leave & stays:
-                state = "refused"
-                why = f"the job is changing to {under_way.servers} servers; wait for that"
-            else:
-                self._asked_at = now
+            state = "refused"
+            why = f"the job is changing to {under_way.servers} servers; wait for that"
         elif scale.servers in (None, len(install.servers)) and not leave and not _lost(install):
             state = "done"
         else:
@@ -183,6 +185,19 @@ class Moving:
         if not self.domains.keys() >= {*members}:
             return None
         return wanted._replace(domains=tuple(self.domains[member] for member in members))
+
+
+def progress(install: Install, lacking: int, there: Collection[Member]) -> str:
+    """How far a resize is. lacking: servers that are to come; there: who has all it mirrors."""
+    if install.moving is None:
+        return f"waiting for {lacking} more to start" if lacking > 0 else ""
+    stay = [install.servers[place] for place in install.moving.places(len(install.servers))]
+    return f"{len({*stay} & {*there})} of {len(stay)} servers have what they are to hold"
+
+
+def _is_asked_for(resize: Resize, scale: Scale, install: Install) -> bool:
+    stays = {install.servers[place] for place in resize.stay}
+    return scale.servers in (None, resize.servers) and stays.isdisjoint(scale.without)
 
 
 def _resize(scale: Scale, install: Install, layout: Layout, *, partial: bool) -> Resize:

@@ -18,11 +18,12 @@ from typing import Any
 
 from planaria.checkpoints import DENSE
 from planaria.config import Config
+from planaria.control.acting import Kill, Send, Start
 from planaria.control.children import EXIT_DONE, EXIT_FAILED, EXIT_FENCED, Ended, Failure
 from planaria.control.remembering import Answered, Asked, Question, Remembering
 from planaria.control.rolling_back import RollBackMachine
 from planaria.control.saving import Discard, Publish, SaveMachine
-from planaria.control.supervising import Kill, Send, Start, SupervisorMachine
+from planaria.control.supervising import SupervisorMachine
 from planaria.coordinator.machine import DONE
 from planaria.coordinator.watch import Pulse
 from planaria.simulator.checks import Failure as Broken

@@ -225,7 +225,9 @@ def speak(world: ControlWorld, member: Member, process: Process, outbox: Outbox)
         world.tell(member, told)
     for to, message in outbox:
         if to == SUPERVISOR and isinstance(message, Spawn):
-            world.tell(member, WantMore(role=message.role, count=message.count))
+            world.tell(
+                member, WantMore(role=message.role, count=message.count, grows=message.grows)
+            )
     world.post(member, [(to, message) for to, message in outbox if to != SUPERVISOR])
     install = machine.install
     if install.addresses and install.view != process.announced:

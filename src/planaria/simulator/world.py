@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -86,6 +87,7 @@ class World:
         self.dead: set[Member] = set()
         self.condemned: set[Member] = set()  # dead, or said to be
         self.given_up: set[Member] = set()  # by any coordinator, ever
+        self.coming = Counter[str]()  # by role: those that were asked for, and start
         self.stillborn = 0  # so many of the processes to come die at once
         self.ended = False
         self.names = 0
@@ -142,6 +144,10 @@ class World:
         self._hello(member)
         self.after(self.random.uniform(0.0, TICK_S), self.tick, member)
         self.after(self.random.uniform(0.0, BEAT_S), self._beat, member)
+
+    def _come(self, role: str) -> None:
+        self.coming[role] -= 1
+        self._spawn(role)
 
     def _spawn(self, role: str) -> None:
         member = self.name(role)
@@ -220,8 +226,9 @@ class World:
 
     def _on_supervisor(self, message: Message) -> None:
         if isinstance(message, Spawn):
-            for _ in range(message.count):
-                self.after(SPAWN_S, self._spawn, message.role)
+            for _ in range(message.count - self.coming[message.role]):
+                self.coming[message.role] += 1
+                self.after(SPAWN_S, self._come, message.role)
         elif isinstance(message, Scaled):
             if message.state == "refused":
                 raise Failure(f"no {message.servers} servers: {message.why}")

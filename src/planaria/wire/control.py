@@ -244,7 +244,7 @@ class WantMore(Control):
     """So many more processes of a role are needed for a view."""
 
     role: str
-    count: int
+    count: int  # with those that are on their way
     grows: bool = False  # nobody was lost: there are to be more
 
 
@@ -460,6 +460,7 @@ class Running(Control):
     member: Member
     host: str  # "": the supervisor's machine
     state: str
+    domain: str = ""  # what dies together with it, where that has a name of its own
 
 
 class Status(Control):
@@ -468,6 +469,8 @@ class Status(Control):
     saved: int  # the newest checkpoint, if there is any
     failures: int
     processes: list[Running]
+    lost: list[str] = []  # places and ranks that nobody has: "server:2"
+    moving: str = ""  # what becomes of the number of servers
 
 
 AnyControl: TypeAlias = (

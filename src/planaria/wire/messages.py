@@ -318,6 +318,7 @@ class Scale(Message):
 
     servers: int | None  # None: as many as it has, less those
     without: list[Member] = []
+    number: int = 0  # of the request: a later one takes the place of one that has not begun
 
 
 class ScaleTrainers(Message):
@@ -340,7 +341,7 @@ class Spawn(Message):
     """The coordinator asks the supervisor for more processes."""
 
     role: str
-    count: int
+    count: int  # in all, with those that are on their way
     grows: bool = False  # nobody was lost: there are to be more
 
 
