@@ -64,8 +64,9 @@ Numbers numbers_of(const PieceRows& piece, const float* values) {
 
 // Sets low and span; false where the codes do not fit or what they stand for is not finite.
 bool set_codes(const Numbers& numbers, PieceHeader& header) {
-    const double low = std::nearbyint(double{numbers.low} / double{header.scale});
-    const double high = std::nearbyint(double{numbers.high} / double{header.scale});
+    const double inverse = 1.0 / double{header.scale};  // as in lossy.hpp
+    const double low = std::nearbyint(double{numbers.low} * inverse);
+    const double high = std::nearbyint(double{numbers.high} * inverse);
     if (!(low >= -highest_code && high <= highest_code)) return false;
     if (!std::isfinite(static_cast<float>(low) * header.scale) ||
         !std::isfinite(static_cast<float>(high) * header.scale))

@@ -1,11 +1,12 @@
 // Rows on the wire with fewer bits, for the SIMD level that includes this file: which numbers a
 // piece spans, its codes, what they stand for, and floats of 16 bits.
 //
-// A piece is the rows of one table in an answer, which need not lie side by side. Code c of a
-// number x is x / scale, rounded to the nearest, half to even. The scale has nine significant bits
-// and c fifteen, so that c * scale is a float without rounding; and the quotient, computed in
-// double, is never rounded onto or past a half (it is a half, or further than 2^-26 of itself from
-// one). Hence no number is off by more than half a scale, and every level has the same codes.
+// A piece is the rows of one table in an answer, which need not lie side by side. The code of a
+// number x is x * (1 / scale), both computed in double, rounded to the nearest, half to even. The
+// scale has nine significant bits and a code fifteen, so that a code times the scale is a float
+// without rounding. A quotient of such numbers is a half, or differs from the next one by 2^-26 of
+// itself at least, where the product is off by 2^-52: it is never rounded past one. Hence no number
+// is off by more than half a scale, and every level has the same codes.
 #pragma once
 
 #include "quantise.hpp"
@@ -35,62 +36,67 @@ void span_rows(const PieceRows& piece, const float* values, int32_t span[2]) {
 
 // Added to a double below 2^51 in magnitude and taken away again, it leaves the nearest integer.
 constexpr double to_integer = 0x1.8p52;
+constexpr size_t block = 16;
+
+// Codes of two bytes stand anywhere in a frame.
+typedef uint8_t ByteCode;
+typedef uint16_t WordCode __attribute__((aligned(1), may_alias));
+
+template <class Code, class Size>
+inline void code_row(const float* __restrict row, Size count, double inverse, int32_t low,
+                     Code* __restrict codes) {
+    for (size_t d = 0; d < count; ++d) {
+        const double at = (static_cast<double>(row[d]) * inverse + to_integer) - to_integer;
+        codes[d] = static_cast<Code>(static_cast<int32_t>(at) - low);
+    }
+}
 
 template <class Code>
 void code_piece(const PieceRows& piece, const float* values, const CodeGrid& grid,
-                uint8_t* __restrict codes) {
-    const size_t dim = piece.dim;
-    const double scale = grid.scale;
-    constexpr size_t block = 16;
-    for (size_t i = 0; i < piece.rows; ++i, codes += dim * sizeof(Code)) {
-        const float* __restrict row = values + piece.positions[i] * dim;
-        for (size_t d = 0; d < dim; d += block) {
-            const size_t count = dim - d < block ? dim - d : block;
-            float given[block] = {};
-            Code found[block];
-            std::memcpy(given, row + d, count == block ? sizeof given : count * 4);
-            for (size_t l = 0; l < block; ++l) {
-                const double at = (static_cast<double>(given[l]) / scale + to_integer) - to_integer;
-                found[l] = static_cast<Code>(static_cast<int32_t>(at) - grid.low);
-            }
-            std::memcpy(codes + d * sizeof(Code), found,
-                        count == block ? sizeof found : count * sizeof(Code));
+                uint8_t* codes) {
+    const double inverse = 1.0 / static_cast<double>(grid.scale);
+    auto* out = reinterpret_cast<Code*>(codes);
+    for (size_t i = 0; i < piece.rows; ++i, out += piece.dim) {
+        const float* row = values + piece.positions[i] * piece.dim;
+        size_t d = 0;
+        for (; d + block <= piece.dim; d += block) {
+            int32_t wide[block];  // narrowed apart: in one loop GCC does it number by number
+            code_row(row + d, Fixed<block>(), inverse, grid.low, wide);
+            for (size_t l = 0; l < block; ++l) out[d + l] = static_cast<Code>(wide[l]);
         }
+        code_row(row + d, piece.dim - d, inverse, grid.low, out + d);
     }
 }
 
 void code_rows(const PieceRows& piece, const float* values, const CodeGrid& grid, uint8_t* codes) {
     if (grid.code_bytes == 1)
-        code_piece<uint8_t>(piece, values, grid, codes);
+        code_piece<ByteCode>(piece, values, grid, codes);
     else
-        code_piece<uint16_t>(piece, values, grid, codes);
+        code_piece<WordCode>(piece, values, grid, codes);
+}
+
+template <class Code, class Size>
+inline void value_row(const Code* __restrict codes, Size count, float scale, int32_t low,
+                      float* __restrict row) {
+    for (size_t d = 0; d < count; ++d)
+        row[d] = static_cast<float>(static_cast<int32_t>(codes[d]) + low) * scale;
 }
 
 template <class Code>
-void value_piece(const PieceRows& piece, const uint8_t* __restrict codes, const CodeGrid& grid,
+void value_piece(const PieceRows& piece, const uint8_t* codes, const CodeGrid& grid,
                  float* values) {
-    const size_t dim = piece.dim;
-    constexpr size_t block = 16;
-    for (size_t i = 0; i < piece.rows; ++i, codes += dim * sizeof(Code)) {
-        float* __restrict row = values + piece.positions[i] * dim;
-        for (size_t d = 0; d < dim; d += block) {
-            const size_t count = dim - d < block ? dim - d : block;
-            Code given[block] = {};
-            float found[block];
-            std::memcpy(given, codes + d * sizeof(Code),
-                        count == block ? sizeof given : count * sizeof(Code));
-            for (size_t l = 0; l < block; ++l)
-                found[l] = static_cast<float>(int32_t{given[l]} + grid.low) * grid.scale;
-            std::memcpy(row + d, found, count == block ? sizeof found : count * 4);
-        }
-    }
+    const auto* from = reinterpret_cast<const Code*>(codes);
+    with_fixed(piece.dim, [&](auto dim) {
+        for (size_t i = 0; i < piece.rows; ++i, from += dim)
+            value_row(from, dim, grid.scale, grid.low, values + piece.positions[i] * dim);
+    });
 }
 
 void value_rows(const PieceRows& piece, const uint8_t* codes, const CodeGrid& grid, float* values) {
     if (grid.code_bytes == 1)
-        value_piece<uint8_t>(piece, codes, grid, values);
+        value_piece<ByteCode>(piece, codes, grid, values);
     else
-        value_piece<uint16_t>(piece, codes, grid, values);
+        value_piece<WordCode>(piece, codes, grid, values);
 }
 
 // ------------------------------------------------------------------------- floats of 16 bits

@@ -107,7 +107,7 @@ def _encode_piece(piece: Floats, encoding: Encoding, scale: np.float32, header: 
         bits = piece.view(np.uint32).reshape(-1)
         return (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(np.uint16).view(np.uint8)
     if encoding >= Encoding.CODES and scale > 0:
-        codes = np.rint(piece.astype(np.float64) / np.float64(scale)).reshape(-1)
+        codes = np.rint(piece.astype(np.float64) * (1.0 / np.float64(scale))).reshape(-1)
         low, high = codes.min(), codes.max()
         with np.errstate(over="ignore"):
             reach = np.array([low, high], np.float32) * scale
