@@ -12,10 +12,8 @@
 namespace planaria {
 namespace {
 
-constexpr double highest_code = 32767;
+constexpr double highest_code = highest_of_codes;
 constexpr uint32_t infinity_bits = 0x7f800000u;
-constexpr uint32_t fp16_limit = 0x477ff000u;  // 65520, the least number that becomes an infinity
-constexpr uint32_t bf16_limit = 0x7f7f8000u;
 
 // Kept between calls: fresh memory costs more to touch than the codes to find.
 uint8_t* scratch(size_t bytes) {
@@ -109,28 +107,47 @@ size_t write_codes(const PieceRows& piece, const float* values, PieceHeader& hea
     return packed;
 }
 
-// Returns false where a number is not finite. A piece that cannot be had with less is exact.
-bool write_piece(const PieceRows& piece, const float* values, PieceHeader& header, uint8_t* out) {
-    auto encoding = static_cast<Encoding>(header.encoding);
-    if (encoding != Encoding::exact) {
-        const Numbers numbers = numbers_of(piece, values);
-        if (numbers.largest >= infinity_bits) return false;
-        const bool brain = encoding == Encoding::bf16;
-        if (brain || encoding == Encoding::fp16) {
-            header.scale = 0;
-            if (numbers.largest < (brain ? bf16_limit : fp16_limit)) {
-                kernels().halve_rows(piece, values, brain, out);
-                header.bytes = static_cast<uint32_t>(piece.rows * piece.dim * 2);
-                return true;
-            }
-        } else if (header.scale > 0 && set_codes(numbers, header)) {
-            header.bytes = static_cast<uint32_t>(write_codes(piece, values, header, out));
-            return true;
-        }
-    }
+size_t write_halves(const PieceRows& piece, const float* values, bool brain, uint8_t* out) {
+    kernels().halve_rows(piece, values, brain, out);
+    return piece.rows * piece.dim * 2;
+}
+
+// As floats, because a number of the piece is too large for its encoding. All others are rounded as
+// if it were not there: whoever gets them with other neighbours gets the same.
+size_t write_rounded(const PieceRows& piece, const float* values, Rounding rounding,
+                     PieceHeader& header, uint8_t* out) {
+    kernels().round_rows(piece, values, rounding, header.scale, out);
     header.encoding = static_cast<uint32_t>(Encoding::exact);
     header.scale = 0;
-    header.bytes = static_cast<uint32_t>(write_exact(piece, values, out));
+    return piece.rows * piece.dim * 4;
+}
+
+size_t write_numbers(const PieceRows& piece, const float* values, const Numbers& numbers,
+                     PieceHeader& header, uint8_t* out) {
+    const auto encoding = static_cast<Encoding>(header.encoding);
+    const bool brain = encoding == Encoding::bf16;
+    if (brain || encoding == Encoding::fp16) {
+        header.scale = 0;
+        if (numbers.largest < (brain ? bf16_limit : fp16_limit))
+            return write_halves(piece, values, brain, out);
+        return write_rounded(piece, values, brain ? Rounding::bf16 : Rounding::fp16, header, out);
+    }
+    if (set_codes(numbers, header)) return write_codes(piece, values, header, out);
+    return write_rounded(piece, values, Rounding::codes, header, out);
+}
+
+// Returns false where a number is not finite.
+bool write_piece(const PieceRows& piece, const float* values, PieceHeader& header, uint8_t* out) {
+    size_t bytes;
+    if (static_cast<Encoding>(header.encoding) == Encoding::exact) {
+        header.scale = 0;
+        bytes = write_exact(piece, values, out);
+    } else {
+        const Numbers numbers = numbers_of(piece, values);
+        if (numbers.largest >= infinity_bits) return false;
+        bytes = write_numbers(piece, values, numbers, header, out);
+    }
+    header.bytes = static_cast<uint32_t>(bytes);
     return true;
 }
 

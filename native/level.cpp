@@ -39,6 +39,7 @@ const KernelTable PLANARIA_LEVEL_TABLE = {
     value_rows,
     halve_rows,
     widen_rows,
+    round_rows,
     pack_codes,
     unpack_codes,
 };

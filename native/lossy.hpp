@@ -1,5 +1,6 @@
 // Rows on the wire with fewer bits, for the SIMD level that includes this file: which numbers a
-// piece spans, its codes, what they stand for, and floats of 16 bits.
+// piece spans, its codes, what they stand for, floats of 16 bits, and what is left of a number by
+// either.
 //
 // A piece is the rows of one table in an answer, which need not lie side by side. The code of a
 // number x is x * (1 / scale), both computed in double, rounded to the nearest, half to even. The
@@ -18,6 +19,10 @@ namespace {
 inline int32_t ordered(uint32_t bits) {
     return static_cast<int32_t>(bits ^
                                 (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) >> 1));
+}
+
+inline bool is_finite(float value) {
+    return (as_bits(value) & 0x7fffffffu) < 0x7f800000u;
 }
 
 void span_rows(const PieceRows& piece, const float* values, int32_t span[2]) {
@@ -162,6 +167,41 @@ void widen_rows(const PieceRows& piece, const uint8_t* halves, bool brain, float
         widen_piece<from_bf16>(piece, halves, values);
     else
         widen_piece<from_fp16>(piece, halves, values);
+}
+
+// ------------------------------------------------------------------------- number by number
+
+template <class Round>
+void round_piece(const PieceRows& piece, const float* values, uint8_t* __restrict out,
+                 Round round) {
+    for (size_t i = 0; i < piece.rows; ++i, out += piece.dim * 4) {
+        const float* __restrict row = values + piece.positions[i] * piece.dim;
+        for (size_t d = 0; d < piece.dim; ++d) {
+            const float rounded = round(row[d]);
+            std::memcpy(out + d * 4, &rounded, 4);
+        }
+    }
+}
+
+void round_rows(const PieceRows& piece, const float* values, Rounding rounding, float scale,
+                uint8_t* out) {
+    if (rounding == Rounding::codes) {
+        const double inverse = 1.0 / static_cast<double>(scale);
+        constexpr double highest = highest_of_codes;
+        round_piece(piece, values, out, [=](float value) {
+            const double at = (static_cast<double>(value) * inverse + to_integer) - to_integer;
+            const bool fits = at >= -highest && at <= highest;
+            const float found = static_cast<float>(static_cast<int32_t>(fits ? at : 0.0)) * scale;
+            return fits && is_finite(found) ? found : value;
+        });
+        return;
+    }
+    const bool brain = rounding == Rounding::bf16;
+    round_piece(piece, values, out, [=](float value) {
+        const bool fits = (as_bits(value) & 0x7fffffffu) < (brain ? bf16_limit : fp16_limit);
+        const float rounded = brain ? from_bf16(to_bf16(value)) : from_fp16(to_fp16(value));
+        return fits ? rounded : value;
+    });
 }
 
 }  // namespace

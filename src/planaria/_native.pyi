@@ -1,5 +1,6 @@
 """The native module. Call it through planaria.kernels, which checks the arrays first; what each
-function computes stands in planaria/kernels/twin.py, for saves in twin_saves.py, for lossy lookups in twin_lossy.py."""
+function computes stands in planaria/kernels/twin.py, for saves in twin_saves.py, for lossy lookups
+in twin_lossy.py."""
 
 from collections.abc import Sequence
 

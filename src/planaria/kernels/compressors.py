@@ -103,7 +103,7 @@ def _expand(encoding: Encoding, content: Bytes, size: int) -> Bytes:
             claims = package.get_frame_parameters(given)
             if claims.content_size != size or claims.window_size > max(size, LEAST_WINDOW):
                 raise refuse("a piece has another size than its rows")
-            found = package.ZstdDecompressor().decompress(given)
+            found = package.ZstdDecompressor().decompress(given, allow_extra_data=False)
         else:
             found = package.decompress(given, uncompressed_size=size)
     except _errors_of(encoding, package) as error:

@@ -10,9 +10,12 @@ that. What planaria.kernels promises of its functions holds for these; they use 
     huffman, vector-lz  codes, in fewer bytes where that can be had
     zstd, lz4           the same by a general compressor, where its package is installed
 
-A code is x / scale, rounded half to even; `scales` are twice the bounds, or a little less. Where
-codes would need more than 16 bits, or a float of 16 bits would be an infinity, the table's rows are
-sent exactly; where `huffman` or `vector-lz` take no fewer bytes than `none`, that is taken.
+A code is x / scale, rounded half to even; `scales` are twice the bounds, or a little less. A number
+for which there is no code (they have 16 bits), or that as a float of 16 bits would be an infinity,
+comes back as it was. With such a number among them a table's rows take float32 in that frame, and
+come back as they do without: what a number becomes depends on its own bits and its table's bound
+and encoder, never on what else the frame holds. Where `huffman` or `vector-lz` take no fewer bytes
+than `none`, that is taken.
 """
 
 from __future__ import annotations

@@ -99,24 +99,41 @@ def seal(rows: int, dim: int, headers: NDArray[np.void], parts: list[Bytes], out
 
 
 def _encode_piece(piece: Floats, encoding: Encoding, scale: np.float32, header: np.void) -> Bytes:
-    largest = np.abs(piece).max()
     header["encoding"] = encoding
-    if encoding == Encoding.FP16 and largest < FP16_LIMIT:
-        return piece.astype(np.float16).reshape(-1).view(np.uint8)
-    if encoding == Encoding.BF16 and largest < BF16_LIMIT:
-        bits = piece.view(np.uint32).reshape(-1)
-        return (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(np.uint16).view(np.uint8)
-    if encoding >= Encoding.CODES and scale > 0:
-        codes = np.rint(piece.astype(np.float64) * (1.0 / np.float64(scale))).reshape(-1)
-        low, high = codes.min(), codes.max()
-        with np.errstate(over="ignore"):
-            reach = np.array([low, high], np.float32) * scale
-        if max(-low, high) <= HIGHEST_CODE and np.isfinite(reach).all():
-            span = int(high - low)
-            header["scale"], header["low"], header["span"] = scale, int(low), span
-            return _encode_codes((codes - low).astype(code_type(span)), len(piece), header)
-    header["encoding"] = Encoding.EXACT
-    return piece.reshape(-1).view(np.uint8)
+    if encoding == Encoding.EXACT:
+        return piece.reshape(-1).view(np.uint8)
+    if encoding < Encoding.CODES:
+        large = np.abs(piece) >= (FP16_LIMIT if encoding == Encoding.FP16 else BF16_LIMIT)
+        halves = _halves(np.where(large, np.float32(0), piece), encoding)
+        if not large.any():
+            return halves.view(np.uint8)
+        header["encoding"] = Encoding.EXACT
+        rounded = _widened(halves, encoding).reshape(piece.shape)
+        return np.where(large, piece, rounded).reshape(-1).view(np.uint8)
+    codes = np.rint(piece.astype(np.float64) * (1.0 / np.float64(scale))).reshape(-1)
+    within = np.abs(codes) <= HIGHEST_CODE
+    with np.errstate(over="ignore"):
+        rounded = np.where(within, codes, 0).astype(np.int32).astype(np.float32) * scale
+    within &= np.isfinite(rounded)
+    if not within.all():
+        header["encoding"] = Encoding.EXACT
+        return np.where(within, rounded, piece.reshape(-1)).view(np.uint8)
+    low, span = int(codes.min()), int(codes.max() - codes.min())
+    header["scale"], header["low"], header["span"] = scale, low, span
+    return _encode_codes((codes - low).astype(code_type(span)), len(piece), header)
+
+
+def _halves(values: Floats, encoding: Encoding) -> NDArray[np.uint16]:
+    if encoding == Encoding.FP16:
+        return values.astype(np.float16).reshape(-1).view(np.uint16)
+    bits = values.view(np.uint32).reshape(-1)
+    return (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(np.uint16)
+
+
+def _widened(halves: NDArray[np.uint16], encoding: Encoding) -> Floats:
+    if encoding == Encoding.FP16:
+        return halves.view(np.float16).astype(np.float32)
+    return (halves.astype(np.uint32) << 16).view(np.float32)
 
 
 def _encode_codes(codes: twin_codes.Codes, rows: int, header: np.void) -> Bytes:
@@ -202,10 +219,8 @@ def _decode_piece(content: Bytes, header: np.void, rows: int, dim: int) -> Float
     encoding, span, count = header["encoding"], int(header["span"]), rows * dim
     if encoding == Encoding.EXACT:
         return content.view(np.float32).reshape(rows, dim)
-    if encoding == Encoding.FP16:
-        return content.view(np.float16).astype(np.float32).reshape(rows, dim)
-    if encoding == Encoding.BF16:
-        return (content.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(rows, dim)
+    if encoding < Encoding.CODES:
+        return _widened(content.view(np.uint16), encoding).reshape(rows, dim)
     codes: twin_codes.Codes
     try:
         if encoding == Encoding.CODES:
