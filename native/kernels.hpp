@@ -90,9 +90,9 @@ struct CodeGrid {
     unsigned code_bytes;  // 1 or 2
 };
 
-// What becomes of a number that is not sent as it is. The codes of a scale go from -highest_of_codes
-// to highest_of_codes; numbers that none of them stands for, and those that as floats of 16 bits
-// would be infinities, stay as they are.
+// What becomes of a number that is not sent as it is. The codes of a scale go from
+// -highest_of_codes to highest_of_codes; numbers that none of them stands for, and those that as
+// floats of 16 bits would be infinities, stay as they are.
 enum class Rounding { codes, fp16, bf16 };
 constexpr int32_t highest_of_codes = 32767;
 constexpr uint32_t fp16_limit = 0x477ff000u;  // 65520, the least number that becomes an infinity

@@ -43,9 +43,15 @@ void span_rows(const PieceRows& piece, const float* values, int32_t span[2]) {
 constexpr double to_integer = 0x1.8p52;
 constexpr size_t block = 16;
 
-// Codes of two bytes stand anywhere in a frame.
 typedef uint8_t ByteCode;
-typedef uint16_t WordCode __attribute__((aligned(1), may_alias));
+
+// Stands anywhere in a frame. A typedef would lose its alignment as an argument of templates.
+struct __attribute__((packed, may_alias)) WordCode {
+    uint16_t bits;
+
+    explicit WordCode(int32_t code) : bits(static_cast<uint16_t>(code)) {}
+    explicit operator int32_t() const { return bits; }
+};
 
 template <class Code, class Size>
 inline void code_row(const float* __restrict row, Size count, double inverse, int32_t low,
@@ -57,8 +63,7 @@ inline void code_row(const float* __restrict row, Size count, double inverse, in
 }
 
 template <class Code>
-void code_piece(const PieceRows& piece, const float* values, const CodeGrid& grid,
-                uint8_t* codes) {
+void code_piece(const PieceRows& piece, const float* values, const CodeGrid& grid, uint8_t* codes) {
     const double inverse = 1.0 / static_cast<double>(grid.scale);
     auto* out = reinterpret_cast<Code*>(codes);
     for (size_t i = 0; i < piece.rows; ++i, out += piece.dim) {
