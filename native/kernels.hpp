@@ -77,6 +77,27 @@ struct Packing {
     unsigned bits;
 };
 
+// The rows of one table among those of an answer: values[positions[i]], i < rows.
+struct PieceRows {
+    const uint32_t* positions;
+    size_t rows, dim;
+};
+
+// What the codes of a piece stand for: (low + code) * scale.
+struct CodeGrid {
+    float scale;
+    int32_t low;
+    unsigned code_bytes;  // 1 or 2
+};
+
+// What becomes of a number that is not sent as it is. The codes of a scale go from
+// -highest_of_codes to highest_of_codes; numbers that none of them stands for, and those that as
+// floats of 16 bits would be infinities, stay as they are.
+enum class Rounding { codes, fp16, bf16 };
+constexpr int32_t highest_of_codes = 32767;
+constexpr uint32_t fp16_limit = 0x477ff000u;  // 65520, the least number that becomes an infinity
+constexpr uint32_t bf16_limit = 0x7f7f8000u;
+
 struct KernelTable {
     const char* name;
 
@@ -136,6 +157,22 @@ struct KernelTable {
                           size_t saved_words, size_t dim, float* out, size_t begin, size_t end);
     // zlib's CRC-32 of `count` bytes behind those whose checksum is `crc`
     uint32_t (*crc32)(uint32_t crc, const uint8_t* bytes, size_t count);
+    // the least and the greatest number of a piece, as integers in the order of floats
+    void (*span_rows)(const PieceRows& piece, const float* values, int32_t span[2]);
+    // codes[i] = values / scale, rounded half to even, less low; one or two bytes each
+    void (*code_rows)(const PieceRows& piece, const float* values, const CodeGrid& grid,
+                      uint8_t* codes);
+    void (*value_rows)(const PieceRows& piece, const uint8_t* codes, const CodeGrid& grid,
+                       float* values);
+    // to and from 16-bit floats: bfloat16 if `brain`, else IEEE's
+    void (*halve_rows)(const PieceRows& piece, const float* values, bool brain, uint8_t* out);
+    void (*widen_rows)(const PieceRows& piece, const uint8_t* halves, bool brain, float* values);
+    // the floats that the receiver has of a piece's numbers, each by itself; out: anywhere
+    void (*round_rows)(const PieceRows& piece, const float* values, Rounding rounding, float scale,
+                       uint8_t* out);
+    // `bits` bits per code; `out` has room for 16 bytes more than the packed codes take
+    void (*pack_codes)(const uint8_t* codes, size_t count, unsigned bits, uint8_t* out);
+    void (*unpack_codes)(const uint8_t* packed, size_t count, unsigned bits, uint8_t* codes);
 };
 
 extern const KernelTable portable_kernels;

@@ -1,5 +1,6 @@
 """The native module. Call it through planaria.kernels, which checks the arrays first; what each
-function computes stands in planaria/kernels/twin.py, for saves in twin_saves.py."""
+function computes stands in planaria/kernels/twin.py, for saves in twin_saves.py, for lossy lookups
+in twin_lossy.py."""
 
 from collections.abc import Sequence
 
@@ -145,3 +146,8 @@ class Inflater:
     def run(
         self, packed: Bytes, valid: int, bit: int, text: Bytes, at: int, pause_from: int, /
     ) -> tuple[int, int, int]: ...
+
+def encode_rows(
+    values: Floats, tables: NDArray[np.int32], scales: Floats, encoders: Bytes, out: Bytes, /
+) -> int: ...
+def decode_rows(frame: Bytes, tables: NDArray[np.int32], count: int, out: Floats, /) -> None: ...
