@@ -98,6 +98,20 @@ constexpr int32_t highest_of_codes = 32767;
 constexpr uint32_t fp16_limit = 0x477ff000u;  // 65520, the least number that becomes an infinity
 constexpr uint32_t bf16_limit = 0x7f7f8000u;
 
+// Words are packed sixteen at a time; packed_words.hpp draws the bytes. Both bounds have 16 bytes
+// for the zeros at the end and for words that are stored whole. Static, as level.cpp asks for.
+constexpr size_t block_words = 16;
+
+static constexpr size_t blocks_of(size_t words) {
+    return words / block_words + (words % block_words > 0);
+}
+static constexpr size_t packed_words_bound(size_t words) {
+    return 4 + 9 * blocks_of(words) + 4 * words + 16;
+}
+static constexpr size_t packed_numbers_bound(size_t numbers) {
+    return 13 + 7 * numbers + 16;
+}
+
 struct KernelTable {
     const char* name;
 
@@ -173,6 +187,12 @@ struct KernelTable {
     // `bits` bits per code; `out` has room for 16 bytes more than the packed codes take
     void (*pack_codes)(const uint8_t* codes, size_t count, unsigned bits, uint8_t* out);
     void (*unpack_codes)(const uint8_t* packed, size_t count, unsigned bits, uint8_t* codes);
+    // words, or numbers, as a frame in fewer bytes; its size, 0 for numbers too far apart
+    size_t (*pack_words)(const uint32_t* words, size_t count, uint8_t* frame);
+    size_t (*pack_numbers)(const int64_t* numbers, size_t count, uint8_t* frame);
+    // whether the frame is one of just so many; if not, anything is in what is written
+    bool (*unpack_words)(const uint8_t* frame, size_t size, uint32_t* words, size_t count);
+    bool (*unpack_numbers)(const uint8_t* frame, size_t size, int64_t* numbers, size_t count);
 };
 
 extern const KernelTable portable_kernels;

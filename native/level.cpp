@@ -7,6 +7,7 @@
 #include "interactions.hpp"
 #include "kernels.hpp"
 #include "lossy.hpp"
+#include "packed_words.hpp"
 #include "packing.hpp"
 #include "pooling.hpp"
 #include "quantise.hpp"
@@ -42,6 +43,10 @@ const KernelTable PLANARIA_LEVEL_TABLE = {
     round_rows,
     pack_codes,
     unpack_codes,
+    pack_words,
+    pack_numbers,
+    unpack_words,
+    unpack_numbers,
 };
 
 }  // namespace planaria

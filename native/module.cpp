@@ -7,6 +7,7 @@ void bind_server(nb::module_& m);
 void bind_trainer(nb::module_& m);
 void bind_saves(nb::module_& m);
 void bind_lossy(nb::module_& m);
+void bind_packing(nb::module_& m);
 void bind_data(nb::module_& m);
 
 namespace {
@@ -37,6 +38,7 @@ NB_MODULE(_native, m) {
     bind_trainer(m);
     bind_saves(m);
     bind_lossy(m);
+    bind_packing(m);
     bind_data(m);
     m.def("set_threads", &set_threads);
     m.def("threads", &get_threads);

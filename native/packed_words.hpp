@@ -12,6 +12,9 @@
 // zeros are there so that eight bytes can be read wherever a word begins. Numbers have no blocks:
 //
 //   [checksum: 4] [lowest: 8] [width: 1] [number - lowest, in `width` bits each] [zeros: 8]
+//
+// A width is 1 at least. So neither kind of frame unpacks to more than 64 times its size, and how
+// much memory a frame can claim is known before it is read.
 #pragma once
 
 #include <cstddef>
@@ -19,11 +22,11 @@
 #include <cstring>
 
 #include "crc.hpp"
+#include "kernels.hpp"
 
 namespace planaria {
 namespace {
 
-constexpr size_t block_words = 16;
 constexpr unsigned class_bits[4] = {0, 2, 3, 4};
 constexpr size_t checksum_bytes = 4, numbers_header_bytes = 13, zeros_bytes = 8;
 constexpr unsigned widest_number = 56;  // with seven bits before it, it is within eight bytes
@@ -39,7 +42,7 @@ inline int32_t bits_of(int32_t longest, int32_t length, int32_t rest) {
 }
 
 class BitWriter {
-   public:
+  public:
     explicit BitWriter(uint8_t* out) : at_(out) {}
 
     // value has no bit above `bits`, which are widest_number at most.
@@ -59,7 +62,7 @@ class BitWriter {
         return at_ + zeros_bytes;
     }
 
-   private:
+  private:
     uint8_t* at_;
     uint64_t held_ = 0;
     unsigned count_ = 0;
@@ -121,11 +124,12 @@ inline size_t lengths_of(const uint32_t* words, size_t at, size_t count, int32_t
     return n;
 }
 
-// Into a frame with room for packed_words_bound bytes; its size.
+// Into a frame with room for packed_words_bound bytes; its size. No block takes more bits than its
+// words have, because that would be kind 0.
 size_t pack_words(const uint32_t* words, size_t count, uint8_t* frame) {
     int32_t lengths[block_words];
     uint8_t* const kinds = frame + checksum_bytes;
-    uint8_t* classes = kinds + (count + block_words - 1) / block_words;
+    uint8_t* classes = kinds + blocks_of(count);
     size_t class_bytes = 0;
     for (size_t at = 0; at < count; at += block_words) {
         const size_t n = lengths_of(words, at, count, lengths);
@@ -159,8 +163,9 @@ size_t pack_words(const uint32_t* words, size_t count, uint8_t* frame) {
 
 // Whether the frame is one of just so many words; if not, anything is in `words`.
 bool unpack_words(const uint8_t* frame, size_t size, uint32_t* words, size_t count) {
-    const size_t blocks = (count + block_words - 1) / block_words;
-    if (size < checksum_bytes + blocks + zeros_bytes || !is_sealed(frame, size, count)) return false;
+    const size_t blocks = blocks_of(count);
+    if (size < checksum_bytes + blocks + zeros_bytes || !is_sealed(frame, size, count))
+        return false;
     const uint8_t* const kinds = frame + checksum_bytes;
     size_t class_bytes = 0;
     for (size_t b = 0; b < blocks; ++b) {
@@ -211,7 +216,8 @@ bool unpack_words(const uint8_t* frame, size_t size, uint32_t* words, size_t cou
 
 // ------------------------------------------------------------------------- numbers
 
-// 0 where they lie too far apart.
+// Into a frame with room for packed_numbers_bound bytes; its size, or 0 where they lie too far
+// apart.
 size_t pack_numbers(const int64_t* numbers, size_t count, uint8_t* frame) {
     int64_t lowest = count ? numbers[0] : 0, highest = lowest;
     for (size_t i = 0; i < count; ++i) {
@@ -220,7 +226,7 @@ size_t pack_numbers(const int64_t* numbers, size_t count, uint8_t* frame) {
     }
     const auto base = static_cast<uint64_t>(lowest);
     const uint64_t span = static_cast<uint64_t>(highest) - base;
-    const unsigned width = span ? 64 - static_cast<unsigned>(__builtin_clzll(span)) : 0;
+    const unsigned width = 64 - static_cast<unsigned>(__builtin_clzll(span | 1));
     if (width > widest_number) return 0;
     std::memcpy(frame + checksum_bytes, &base, 8);
     frame[checksum_bytes + 8] = static_cast<uint8_t>(width);
@@ -235,7 +241,8 @@ bool unpack_numbers(const uint8_t* frame, size_t size, int64_t* numbers, size_t 
     std::memcpy(&base, frame + checksum_bytes, 8);
     const unsigned width = frame[checksum_bytes + 8];
     const size_t room = size - numbers_header_bytes - zeros_bytes;
-    if (width > widest_number || (static_cast<uint64_t>(count) * width + 7) / 8 != room)
+    if (width < 1 || width > widest_number ||
+        (static_cast<uint64_t>(count) * width + 7) / 8 != room)
         return false;
     const uint8_t* const bits = frame + numbers_header_bytes;
     for (size_t i = 0; i < count; ++i)

@@ -189,12 +189,12 @@ def _plain(frame: Any, dtype: np.dtype[Any], shape: list[int]) -> np.ndarray[Any
 def _packed(array: np.ndarray[Any, Any]) -> Bytes | None:
     """If it can be, and is smaller for it."""
     if (array.dtype, array.ndim) == (RECORDS, 2):
-        packed = packing.pack_records(array)
+        packed: Bytes | None = packing.pack_records(array)
     elif (array.dtype, array.ndim) == (INDEX, 1):
         packed = packing.pack_index(array)
     else:
         return None
-    return packed if packed.nbytes < array.nbytes else None
+    return packed if packed is not None and packed.nbytes < array.nbytes else None
 
 
 def _unpacked(frame: Any, dtype: np.dtype[Any], shape: list[int]) -> np.ndarray[Any, Any]:
