@@ -315,8 +315,10 @@ class Reporter(Watcher):
     def _sent(self) -> dict[str, dict[str, int]]:
         """By those who were there in the end."""
         total: dict[str, dict[str, int]] = {}
-        for holds in (*self.servers.values(), *self.trainers.values()):
-            for kind, counts in holds.sent.items():
+        by_process = [one.sent for one in self.servers.values()]
+        by_process += [one.sent for one in self.trainers.values()]
+        for sent in by_process:
+            for kind, counts in sent.items():
                 sums = total.setdefault(kind, {"messages": 0, "bytes": 0, "packed": 0})
                 for name, count in zip(sums, counts, strict=True):
                     sums[name] += count

@@ -54,7 +54,8 @@ def _read(content: Bytes, widths: Index) -> NDArray[np.uint64]:
     ends = np.cumsum(widths)
     offsets = np.arange(total) - np.repeat(ends - widths, widths)
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(bits << offsets.astype(np.uint64))])
-    return sums[ends] - sums[ends - widths]  # modulo 2^64, like each of the sums
+    found: NDArray[np.uint64] = sums[ends] - sums[ends - widths]  # modulo 2^64, like the sums
+    return found
 
 
 def _checksum(behind: Bytes, count: int) -> int:
@@ -77,7 +78,7 @@ def _is_sealed(frame: Bytes, count: int) -> bool:
 # ---------------------------------------------------------------------------- words
 
 
-def _bits_behind(longest: Index, lengths: Index, rest: Index) -> Index:
+def _bits_behind(longest: Index, lengths: Index, rest: int) -> Index:
     """Of each word, behind its class."""
     follow = np.maximum(lengths - 1, 0)
     return np.where(longest - lengths < rest, follow, longest - rest)
@@ -91,7 +92,7 @@ def pack_words(records: Records, out: Bytes) -> int:
     lengths = np.frexp(words.astype(np.float64))[1].astype(np.int64)
     longest = lengths.max(axis=1, keepdims=True, initial=0)
     plain = np.broadcast_to(longest, lengths.shape)
-    classed = [_bits_behind(longest, lengths, np.int64(2**bits - 1)) for bits in CLASS_BITS[1:]]
+    classed = [_bits_behind(longest, lengths, 2**bits - 1) for bits in CLASS_BITS[1:].tolist()]
     behind = np.where(is_word, np.stack([plain, *classed]), 0)  # [kind, block, word]
     costs = behind.sum(axis=2) + BLOCK_WORDS * CLASS_BITS[:, None]
     kinds = costs.argmin(axis=0)[:, None]
