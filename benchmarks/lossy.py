@@ -176,8 +176,8 @@ def print_table(figures: list[Figures]) -> None:
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="python -m benchmarks.lossy",
-        description="What each encoder of lossy lookups makes of the rows of a batch, and how fast, "
-        "on one core, beside zstd on the same codes.",
+        description="What each encoder of lossy lookups makes of the rows of a batch, and how "
+        "fast, on one core, beside zstd on the same codes.",
         epilog="Rates are bytes of rows per second of CPU time; medians of rounds in which all "
         "sides run in turn. Ours find the codes, too, and check them; zstd is given them. The last "
         "column: how many times faster to encode, to decode, and both. "

@@ -1,5 +1,5 @@
-"""Rows within an error bound: no number is off by more, every level gives the twin's bytes, and what
-a number becomes depends on nothing but itself and its table."""
+"""Rows within an error bound: no number is off by more, every level gives the twin's bytes, and
+what a number becomes depends on nothing but itself and its table."""
 
 import inspect
 import struct
@@ -71,7 +71,9 @@ def test_numbers_on_the_edge_between_two_codes_go_to_either() -> None:
     for parts in range(1, 512):
         scale = np.float32(parts / 64)
         edges = (np.arange(-40, 40) + 0.5) * float(scale)
-        _, back = there_and_back(one_table(edges.astype(np.float32)[:, None], "none", scale / 2))
+        _, back = there_and_back(
+            one_table(edges.astype(np.float32)[:, None], "none", float(scale) / 2)
+        )
         assert (np.abs(back[:, 0].astype(np.float64) - edges) == float(scale) / 2).all()
 
 
@@ -212,7 +214,7 @@ def test_a_number_that_does_not_fit_leaves_its_neighbours_as_they_are(encoder: s
     _, alone = there_and_back(one_table(rows, encoder, 1e-3))
     beside = np.concatenate([rows, np.full((1, 8), 3.3999e38, np.float32)])
     frame, together = there_and_back(one_table(beside, encoder, 1e-3))
-    assert struct.unpack_from("<I", frame, 32)[0] == lossy.ENCODERS["exact"]
+    assert struct.unpack_from("<I", frame.tobytes(), 32)[0] == lossy.ENCODERS["exact"]
     assert together[:50].tobytes() == alone.tobytes() != rows.tobytes()
     assert together[50:].tobytes() == beside[50:].tobytes()
 

@@ -67,7 +67,8 @@ def available() -> list[str]:
 def scales(bounds: Floats) -> Floats:
     """Twice each bound, cut to nine significant bits: a code of 15 bits times that is exact."""
     mantissas, exponents = np.frexp(2 * bounds.astype(np.float64))
-    return np.ldexp(np.floor(mantissas * 512) / 512, exponents).astype(np.float32)
+    cut: Floats = np.ldexp(np.floor(mantissas * 512) / 512, exponents).astype(np.float32)
+    return cut
 
 
 def encode(

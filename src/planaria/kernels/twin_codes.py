@@ -29,13 +29,15 @@ def packed_bytes(count: int, bits: int) -> int:
 
 
 def pack(codes: Codes, bits: int) -> Bytes:
-    lowest_first = codes.reshape(-1, 1) >> np.arange(bits, dtype=codes.dtype) & 1
+    lowest_first = codes.reshape(-1, 1).astype(np.uint16) >> np.arange(bits, dtype=np.uint16) & 1
     return np.packbits(lowest_first.astype(np.uint8).reshape(-1), bitorder="little")
 
 
 def unpack(packed: Bytes, count: int, bits: int) -> NDArray[np.uint16]:
     each = np.unpackbits(packed, count=count * bits, bitorder="little").reshape(count, bits)
-    return (each.astype(np.uint16) << np.arange(bits, dtype=np.uint16)).sum(1, dtype=np.uint16)
+    parts = each.astype(np.uint16) << np.arange(bits, dtype=np.uint16)
+    codes: NDArray[np.uint16] = parts.sum(1, dtype=np.uint16)
+    return codes
 
 
 # ---------------------------------------------------------------------------- Huffman

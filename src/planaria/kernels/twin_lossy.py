@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import zlib
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +55,7 @@ def refuse(why: str) -> WireError:
     return WireError(f"an answer's rows are no frame of them: {why}; look them up again")
 
 
-def code_type(span: int) -> type[np.uint8] | type[np.uint16]:
+def code_type(span: int) -> Any:
     return np.uint8 if span < 256 else np.uint16
 
 
@@ -234,5 +235,6 @@ def _decode_piece(content: Bytes, header: np.void, rows: int, dim: int) -> Float
     except twin_codes.BadCodes:
         raise refuse(f"the codes of table {header['table']} cannot be decoded") from None
     with np.errstate(over="ignore"):
-        found = (codes.astype(np.int32) + int(header["low"])).astype(np.float32) * header["scale"]
+        numbers = (codes.astype(np.int32) + int(header["low"])).astype(np.float32)
+        found: Floats = numbers * header["scale"]
     return found.reshape(rows, dim)
