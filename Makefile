@@ -64,7 +64,8 @@ sanitize: $(DEV_INSTALLED)
 	    tests/test_kernels.py tests/test_arguments.py tests/test_codes.py \
 	    tests/test_optimizers.py tests/test_initialisation.py tests/test_streaming.py \
 	    tests/test_saves_kernels.py tests/test_saves_arguments.py tests/test_marks.py \
-	    tests/test_parity_kernels.py tests/test_interactions.py
+	    tests/test_parity_kernels.py tests/test_interactions.py \
+	    tests/test_lossy.py tests/test_lossy_damage.py tests/test_packing.py
 
 # Native code is built by the install, so a change to it installs again; Python code is used in
 # place.
@@ -89,12 +90,14 @@ install_torchrec = $(BIN)/pip install -q --no-deps -c constraints.txt $(1)
 $(DEV_INSTALLED): $(INSTALLED)
 	@echo "installing what tests and checks need into .venv: a minute or two and about 0.4 GB"
 	$(call install_extra,dev)
+	$(call install_extra,compression)
 	-$(call install_torchrec,$(TORCHREC))
 	-$(call install_extra,ray)
 	touch $@
 
 $(BENCH_INSTALLED): $(INSTALLED)
 	$(call install_extra,bench)
+	$(call install_extra,compression)
 	-$(call install_torchrec,fbgemm-gpu-cpu)
 	touch $@
 

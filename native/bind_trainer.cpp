@@ -84,9 +84,9 @@ void set_poolings(Bags& bags, const Index& poolings, const std::optional<Weights
 void check_columns(const Bags& bags, size_t features, size_t dim) {
     int64_t free = 0;
     bool apart = true;
-    for (size_t f = 0; f < features; ++f) {
-        apart &= bags.columns[f] >= free && bags.columns[f] <= static_cast<int64_t>(bags.width);
-        free = bags.columns[f] + static_cast<int64_t>(dim);
+    for (size_t f = 0; f < features && apart; ++f) {
+        apart = bags.columns[f] >= free && bags.columns[f] <= static_cast<int64_t>(bags.width);
+        if (apart) free = bags.columns[f] + static_cast<int64_t>(dim);
     }
     require(apart && free <= static_cast<int64_t>(bags.width),
             "columns must rise by dim or more and lie within the pooled rows");

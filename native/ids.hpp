@@ -9,12 +9,15 @@
 
 namespace planaria {
 
-// Becomes planaria.errors.ArgumentError and RowError in Python.
+// Becomes planaria.errors.ArgumentError, RowError and WireError in Python.
 struct ArgumentError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 struct RowError : ArgumentError {
     using ArgumentError::ArgumentError;
+};
+struct WireError : std::runtime_error {
+    using std::runtime_error::runtime_error;
 };
 
 // Throws unless every index is in [0, limit).

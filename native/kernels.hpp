@@ -77,6 +77,41 @@ struct Packing {
     unsigned bits;
 };
 
+// The rows of one table among those of an answer: values[positions[i]], i < rows.
+struct PieceRows {
+    const uint32_t* positions;
+    size_t rows, dim;
+};
+
+// What the codes of a piece stand for: (low + code) * scale.
+struct CodeGrid {
+    float scale;
+    int32_t low;
+    unsigned code_bytes;  // 1 or 2
+};
+
+// What becomes of a number that is not sent as it is. The codes of a scale go from
+// -highest_of_codes to highest_of_codes; numbers that none of them stands for, and those that as
+// floats of 16 bits would be infinities, stay as they are.
+enum class Rounding { codes, fp16, bf16 };
+constexpr int32_t highest_of_codes = 32767;
+constexpr uint32_t fp16_limit = 0x477ff000u;  // 65520, the least number that becomes an infinity
+constexpr uint32_t bf16_limit = 0x7f7f8000u;
+
+// Words are packed sixteen at a time; packed_words.hpp draws the bytes. Both bounds have 16 bytes
+// for the zeros at the end and for words that are stored whole. Static, as level.cpp asks for.
+constexpr size_t block_words = 16;
+
+static constexpr size_t blocks_of(size_t words) {
+    return words / block_words + (words % block_words > 0);
+}
+static constexpr size_t packed_words_bound(size_t words) {
+    return 4 + 9 * blocks_of(words) + 4 * words + 16;
+}
+static constexpr size_t packed_numbers_bound(size_t numbers) {
+    return 13 + 7 * numbers + 16;
+}
+
 struct KernelTable {
     const char* name;
 
@@ -136,6 +171,28 @@ struct KernelTable {
                           size_t saved_words, size_t dim, float* out, size_t begin, size_t end);
     // zlib's CRC-32 of `count` bytes behind those whose checksum is `crc`
     uint32_t (*crc32)(uint32_t crc, const uint8_t* bytes, size_t count);
+    // the least and the greatest number of a piece, as integers in the order of floats
+    void (*span_rows)(const PieceRows& piece, const float* values, int32_t span[2]);
+    // codes[i] = values / scale, rounded half to even, less low; one or two bytes each
+    void (*code_rows)(const PieceRows& piece, const float* values, const CodeGrid& grid,
+                      uint8_t* codes);
+    void (*value_rows)(const PieceRows& piece, const uint8_t* codes, const CodeGrid& grid,
+                       float* values);
+    // to and from 16-bit floats: bfloat16 if `brain`, else IEEE's
+    void (*halve_rows)(const PieceRows& piece, const float* values, bool brain, uint8_t* out);
+    void (*widen_rows)(const PieceRows& piece, const uint8_t* halves, bool brain, float* values);
+    // the floats that the receiver has of a piece's numbers, each by itself; out: anywhere
+    void (*round_rows)(const PieceRows& piece, const float* values, Rounding rounding, float scale,
+                       uint8_t* out);
+    // `bits` bits per code; `out` has room for 16 bytes more than the packed codes take
+    void (*pack_codes)(const uint8_t* codes, size_t count, unsigned bits, uint8_t* out);
+    void (*unpack_codes)(const uint8_t* packed, size_t count, unsigned bits, uint8_t* codes);
+    // words, or numbers, as a frame in fewer bytes; its size, 0 for numbers too far apart
+    size_t (*pack_words)(const uint32_t* words, size_t count, uint8_t* frame);
+    size_t (*pack_numbers)(const int64_t* numbers, size_t count, uint8_t* frame);
+    // whether the frame is one of just so many; if not, anything is in what is written
+    bool (*unpack_words)(const uint8_t* frame, size_t size, uint32_t* words, size_t count);
+    bool (*unpack_numbers)(const uint8_t* frame, size_t size, int64_t* numbers, size_t count);
 };
 
 extern const KernelTable portable_kernels;

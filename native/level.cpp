@@ -6,6 +6,9 @@
 #include "distance.hpp"
 #include "interactions.hpp"
 #include "kernels.hpp"
+#include "lossy.hpp"
+#include "packed_words.hpp"
+#include "packing.hpp"
 #include "pooling.hpp"
 #include "quantise.hpp"
 
@@ -32,6 +35,18 @@ const KernelTable PLANARIA_LEVEL_TABLE = {
     dequantise,
     row_distances,
     crc32,
+    span_rows,
+    code_rows,
+    value_rows,
+    halve_rows,
+    widen_rows,
+    round_rows,
+    pack_codes,
+    unpack_codes,
+    pack_words,
+    pack_numbers,
+    unpack_words,
+    unpack_numbers,
 };
 
 }  // namespace planaria

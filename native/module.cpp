@@ -6,6 +6,8 @@ namespace planaria {
 void bind_server(nb::module_& m);
 void bind_trainer(nb::module_& m);
 void bind_saves(nb::module_& m);
+void bind_lossy(nb::module_& m);
+void bind_packing(nb::module_& m);
 void bind_data(nb::module_& m);
 
 namespace {
@@ -21,6 +23,8 @@ void translate(const std::exception_ptr& error, void*) {
         raise("RowError", e);
     } catch (const ArgumentError& e) {
         raise("ArgumentError", e);
+    } catch (const WireError& e) {
+        raise("WireError", e);
     }
 }
 
@@ -33,6 +37,8 @@ NB_MODULE(_native, m) {
     bind_server(m);
     bind_trainer(m);
     bind_saves(m);
+    bind_lossy(m);
+    bind_packing(m);
     bind_data(m);
     m.def("set_threads", &set_threads);
     m.def("threads", &get_threads);

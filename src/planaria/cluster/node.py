@@ -15,7 +15,7 @@ import threading
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,8 +26,8 @@ from planaria.config import Config
 from planaria.control.children import EXIT_ORPHAN
 from planaria.errors import ClusterError
 from planaria.trainer.dense import dlrm_layers
-from planaria.wire.codec import Envelope
-from planaria.wire.control import Control, Heard, Listening, Obeyed, Orders
+from planaria.wire.codec import Envelope, Frames
+from planaria.wire.control import Control, Heard, Listening, Obeyed, Orders, Traffic
 from planaria.wire.limits import Limits
 from planaria.wire.machine import COORDINATOR, Machine, Outbox
 from planaria.wire.messages import NO_VIEW, Delta, Hello, Install, Member, Message, Prepare, Stop
@@ -56,10 +56,12 @@ class Node:
         limits = limits_of(self.config)
         can_wait = role == "server"  # deltas, to other servers
         self.transport = open_transport(member, self.keys, bind, limits, can_wait=can_wait)
+        self.transport.packs = self.config.packs
         self.line = Line(
             self.transport, files.supervisor(), self.config.cluster.heartbeat_ms / 1000
         )
         self.book: dict[Member, str] = {}  # where members listen
+        self.sent: Traffic = {}
         self.orders = Orders()
         self.stopped: str | None = None
         watch = threading.Thread(target=self._watch_lifeline, args=(lifeline,), daemon=True)
@@ -86,7 +88,7 @@ class Node:
 
     def post(self, outbox: Outbox) -> None:
         """Sends everything, each message encoded once however many it goes to."""
-        encoded: dict[int, list[Any]] = {}
+        encoded: dict[int, Frames] = {}
         messages = []
         for to, message in outbox:
             address = self.address_of(to)
@@ -94,7 +96,16 @@ class Node:
                 continue
             if id(message) not in encoded:
                 encoded[id(message)] = self.transport.encode(message)
-            messages.append((address, encoded[id(message)]))
+            frames = encoded[id(message)]
+            messages.append((address, frames))
+            if frames.array_bytes:
+                kind = type(message).__name__
+                count, size, packed = self.sent.get(kind, (0, 0, 0))
+                self.sent[kind] = (
+                    count + 1,
+                    size + frames.array_bytes,
+                    packed + frames.packed_bytes,
+                )
         self.transport.send_all(messages)
 
     def on_control(self, message: Control) -> None:

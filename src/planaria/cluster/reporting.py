@@ -309,7 +309,20 @@ class Reporter(Watcher):
             "bytes_records": sum(one.data for one in self.servers.values()),
             "bytes_parity": sum(one.parity for one in self.servers.values()),
             "refused": sum(one.refused for one in self.servers.values()),
+            "sent": self._sent(),
         }
+
+    def _sent(self) -> dict[str, dict[str, int]]:
+        """By those who were there in the end."""
+        total: dict[str, dict[str, int]] = {}
+        by_process = [one.sent for one in self.servers.values()]
+        by_process += [one.sent for one in self.trainers.values()]
+        for sent in by_process:
+            for kind, counts in sent.items():
+                sums = total.setdefault(kind, {"messages": 0, "bytes": 0, "packed": 0})
+                for name, count in zip(sums, counts, strict=True):
+                    sums[name] += count
+        return dict(sorted(total.items()))
 
     def what_happened(self, steps: int) -> dict[str, Any]:
         config, layout = self.config, self.config.layout

@@ -354,5 +354,6 @@ class ServerNode(MemberNode):
             parity=memory.parity,
             resident=resident_bytes(),
             refused=self.transport.refused,
+            sent=self.sent,
         )
         self.line.tell(holds)

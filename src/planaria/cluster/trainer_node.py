@@ -201,5 +201,6 @@ class TrainerNode(MemberNode):
             rank=self.trainer.rank,
             digest=(str(digest.first), str(digest.second)),
             loss=self._loss(),
+            sent=self.sent,
         )
         self.line.tell(holds)

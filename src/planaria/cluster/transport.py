@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from planaria.kernels.types import Bytes
-from planaria.wire.codec import ANY_JOB, Envelope, encode
+from planaria.wire.codec import ANY_JOB, Envelope, Frames, encode
 from planaria.wire.limits import Limits
 from planaria.wire.messages import Member
 
@@ -60,6 +60,7 @@ class Transport(ABC):
     """A process's sockets. Not for several threads."""
 
     address: str  # where it listens
+    packs = False  # whether record numbers and changes leave packed
 
     def __init__(self, member: Member, keys: Keys, limits: Limits | None) -> None:
         self.member = member
@@ -68,8 +69,10 @@ class Transport(ABC):
         self.starved_at: float | None = None  # since when a connection has found no descriptor
         self.refused = 0  # messages that were not the job's, or not well formed
 
-    def encode(self, message: Any) -> list[Any]:
-        return encode(self.keys.token, self.member, self.address, message, self.limits)
+    def encode(self, message: Any) -> Frames:
+        return encode(
+            self.keys.token, self.member, self.address, message, self.limits, packs=self.packs
+        )
 
     @abstractmethod
     def send(self, address: str, frames: Sequence[Any]) -> None: ...

@@ -116,9 +116,17 @@ class ClusterConfig:
     @property
     def encrypted(self) -> bool:
         """Whether connections are: `auto` leaves out only what cannot leave this machine."""
-        if self.encryption == "auto":
-            return self.transport == "tcp" and not _is_loopback(self.host)
-        return self.encryption == "on"
+        return self.encryption == "on" or (self.encryption == "auto" and self.leaves_machine)
+
+    @property
+    def leaves_machine(self) -> bool:
+        """Whether processes talk over something slower, and less private, than its memory."""
+        return self.transport == "tcp" and not _is_loopback(self.host)
+
+
+@dataclass(frozen=True)
+class WireConfig:
+    packing: Annotated[str, choice("auto", "on", "off")] = "auto"
 
 
 @dataclass(frozen=True)
@@ -211,6 +219,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     script: ScriptConfig = field(default_factory=ScriptConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    wire: WireConfig = field(default_factory=WireConfig)
     rebuild: RebuildConfig = field(default_factory=RebuildConfig)
     history: HistoryConfig = field(default_factory=HistoryConfig)
     scrub: ScrubConfig = field(default_factory=ScrubConfig)
@@ -321,6 +330,12 @@ class Config:
         """Whether no two members of a group share a fault domain: there are enough of them."""
         k = self.k or default_k(self.servers, self.r)
         return self.r > 0 and len(set(self.cluster.domains or ())) >= k + self.r
+
+    @property
+    def packs(self) -> bool:
+        """Whether record numbers, and changes of records, are packed before they are sent."""
+        chosen = self.wire.packing
+        return chosen == "on" or (chosen == "auto" and self.cluster.leaves_machine)
 
     @property
     def is_elastic(self) -> bool:

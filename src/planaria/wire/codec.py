@@ -21,11 +21,15 @@ import msgspec
 import numpy as np
 
 from planaria.errors import WireError
+from planaria.kernels import packing
+from planaria.kernels.types import Bytes
 from planaria.wire.control import AnyControl
 from planaria.wire.limits import Limits
 from planaria.wire.messages import AnyMessage, Member
 
 ANY_JOB = Limits()
+LEAST_PACKED = 512  # bytes of an array; less is hardly a frame
+RECORDS, INDEX = np.dtype(np.uint32), np.dtype(np.int64)
 
 
 class Envelope(msgspec.Struct, array_like=True):
@@ -34,28 +38,55 @@ class Envelope(msgspec.Struct, array_like=True):
     message: AnyMessage | AnyControl
 
 
+class Frames(list[Any]):
+    """A message to send. array_bytes: of its arrays, before any was packed."""
+
+    array_bytes: int
+
+    @property
+    def packed_bytes(self) -> int:
+        """Of its arrays, as they are sent."""
+        return sum([array.nbytes for array in self[2:]])
+
+
 def encode(
-    token: bytes, sender: Member, address: str, message: Any, limits: Limits | None = None
-) -> list[Any]:
+    token: bytes,
+    sender: Member,
+    address: str,
+    message: Any,
+    limits: Limits | None = None,
+    *,
+    packs: bool = False,
+) -> Frames:
     """Frames to send. The arrays among them are the message's own: do not write them again.
 
-    WireError for a message that no receiver with the same limits would take: sent, it would break
-    the connection, and again whenever it is repeated.
+    packs: whether arrays that can be are packed, where that makes them smaller. WireError for a
+    message that no receiver with the same limits would take: sent, it would break the connection,
+    and again whenever it is repeated.
     """
     arrays: list[Any] = []
+    sizes: list[int] = []
 
     def array_as_number(value: Any) -> Any:
         if not isinstance(value, np.ndarray):
             raise TypeError(f"{type(value).__name__} cannot be sent")
-        arrays.append(np.ascontiguousarray(value))
-        return (len(arrays), value.shape)
+        array = np.ascontiguousarray(value)
+        sizes.append(array.nbytes)
+        packed = _packed(array) if packs and array.nbytes >= LEAST_PACKED else None
+        if packed is None:
+            arrays.append(array)
+            return (len(arrays), value.shape)
+        arrays.append(packed)
+        return (len(arrays), value.shape, True)
 
     envelope = Envelope(sender, address, message)
     header = msgspec.msgpack.encode(envelope, enc_hook=array_as_number)
     limits = limits or ANY_JOB
     _check_sizes(limits, len(header), len(arrays))
-    _check_arrays(limits, type(message), sum([array.nbytes for array in arrays]))
-    return [token, header, *arrays]
+    frames = Frames((token, header, *arrays))
+    frames.array_bytes = sum(sizes)
+    _check_arrays(limits, type(message), frames.array_bytes)
+    return frames
 
 
 def is_from_job(token: bytes, frame: Any) -> bool:
@@ -77,15 +108,23 @@ def decode_trusted(frames: Sequence[Any], limits: Limits | None = None) -> Envel
         raise WireError("a message without a header")
     header, *arrays = frames
     _check_sizes(limits, len(header), len(arrays))
-    array_bytes = sum(map(len, arrays))
-    if array_bytes > limits.largest:
-        raise WireError(f"a message with arrays of {array_bytes} bytes")
+    array_bytes = sum(map(len, arrays))  # and what is packed in them
     taken = 0
 
     def number_as_array(kind: Any, value: Any) -> Any:
-        nonlocal taken
+        nonlocal taken, array_bytes
         taken += 1
-        return _array(kind, value, taken, frames)
+        frame, dtype, shape, packed = _claim(kind, value, taken, frames)
+        if packed:
+            array_bytes += max(prod(shape) * dtype.itemsize - len(frame), 0)
+            check_largest()
+        return _unpacked(frame, dtype, shape) if packed else _plain(frame, dtype, shape)
+
+    def check_largest() -> None:
+        if array_bytes > limits.largest:
+            raise WireError(f"a message with arrays of {array_bytes} bytes")
+
+    check_largest()
 
     try:
         envelope = msgspec.msgpack.decode(header, type=Envelope, dec_hook=number_as_array)
@@ -119,21 +158,48 @@ def _dtype_of(kind: Any) -> np.dtype[Any]:
     return dtype
 
 
-def _array(kind: Any, value: Any, expected: int, frames: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """frames: the header, then the arrays."""
+def _claim(
+    kind: Any, value: Any, expected: int, frames: Sequence[Any]
+) -> tuple[Any, np.dtype[Any], list[int], bool]:
+    """The frame of an array, and what is said to be in it. frames: the header, then the arrays."""
     dtype = _dtype_of(kind)
     match value:
-        case [int(number), [*shape]] if (
-            number == expected and number < len(frames) and 1 <= len(shape) <= 2
+        case [int(number), [*shape], *rest] if (
+            number == expected
+            and number < len(frames)
+            and 1 <= len(shape) <= 2
+            and rest in ([], [True])
         ):
             pass
         case _:
             raise WireError("an array that names no frame, or not its own")
-    frame = frames[number]
     if not all(isinstance(n, int) and 0 <= n < 2**40 for n in shape):
         raise WireError(f"an array of shape {shape}")
+    return frames[number], dtype, shape, bool(rest)
+
+
+def _plain(frame: Any, dtype: np.dtype[Any], shape: list[int]) -> np.ndarray[Any, Any]:
     if prod(shape) * dtype.itemsize != len(frame):
         raise WireError(f"{len(frame)} bytes for an array of {dtype} {shape}")
     found = np.frombuffer(frame, dtype).reshape(shape)
     # Small frames lie anywhere in the receive buffer; kernels want aligned memory.
     return found if found.flags.aligned else found.copy()
+
+
+def _packed(array: np.ndarray[Any, Any]) -> Bytes | None:
+    """If it can be, and is smaller for it."""
+    if (array.dtype, array.ndim) == (RECORDS, 2):
+        packed: Bytes | None = packing.pack_records(array)
+    elif (array.dtype, array.ndim) == (INDEX, 1):
+        packed = packing.pack_index(array)
+    else:
+        return None
+    return packed if packed is not None and packed.nbytes < array.nbytes else None
+
+
+def _unpacked(frame: Any, dtype: np.dtype[Any], shape: list[int]) -> np.ndarray[Any, Any]:
+    if (dtype, len(shape)) == (RECORDS, 2):
+        return packing.unpack_records(np.frombuffer(frame, np.uint8), shape[0], shape[1])
+    if (dtype, len(shape)) == (INDEX, 1):
+        return packing.unpack_index(np.frombuffer(frame, np.uint8), shape[0])
+    raise WireError(f"a packed array of {dtype} {shape}")

@@ -175,6 +175,11 @@ class Refused(Control):
     what: str
 
 
+Traffic: TypeAlias = dict[str, tuple[int, int, int]]
+"""What a process has sent, by the kind of message: how many, bytes of arrays, and bytes of these as
+they were sent."""
+
+
 class ServerHolds(Control):
     """What a server holds after the last step."""
 
@@ -184,6 +189,7 @@ class ServerHolds(Control):
     parity: int
     resident: int
     refused: int
+    sent: Traffic = {}
 
 
 class TrainerHolds(Control):
@@ -192,6 +198,7 @@ class TrainerHolds(Control):
     rank: int
     digest: tuple[str, str]
     loss: float | None
+    sent: Traffic = {}
 
 
 # ---------------------------------------------------------------- the coordinator to it
