@@ -16,7 +16,7 @@ from cluster_jobs import children_of, leaving_nothing, undisturbed, wait_until
 from host_jobs import JOB, Addresses, Cluster, cluster
 
 from planaria.cluster.files import forget_old, home
-from planaria.cluster.keyfile import make_key
+from planaria.cluster.keyfile import new_key, write_key
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +114,7 @@ def test_machines_outlive_their_supervisor_only_briefly(tmp_path: Path) -> None:
 
 def test_another_key_opens_nothing(tmp_path: Path) -> None:
     other = tmp_path / "other.key"
-    make_key(other)
+    write_key(other, new_key())
     with ExitStack() as stack:
         found = Cluster(tmp_path, stack, Addresses())
         found.train()
@@ -172,7 +172,7 @@ def test_wrong_options_get_a_sentence(options: list[str], sentence: str) -> None
 def test_hosts_with_wrong_options_get_a_sentence(
     tmp_path: Path, options: list[str], sentence: str
 ) -> None:
-    make_key(tmp_path / "job.key")
+    write_key(tmp_path / "job.key", new_key())
     words = [option.format(key=tmp_path / "job.key") for option in options]
     ran = subprocess.run(
         [sys.executable, "-c", MAIN, "server", *words],

@@ -66,13 +66,19 @@ def test_a_job_that_is_stopped_twice_still_saves(tmp_path: Path) -> None:
     assert whole_steps(saved)
 
 
-def test_hosts_are_named(tmp_path: Path) -> None:
+def test_hosts_are_named(tmp_path: Path, home: Path) -> None:
     with cluster(tmp_path, ENDLESS, servers=(5,)) as found:
         name = only_job().name
         shown = planaria("status").stdout
         lines = {line.split()[0]: line for line in shown.splitlines() if ":" in line.split()[0]}
         assert "/127.0.0.2" in lines["server:0"]
         assert "/127.0.0.3" in lines["trainer:0"]
+        # The hosts' folders are on this machine, too, with names that begin alike.
+        assert "coordinator" in planaria("logs", name[:4]).stdout
+        none = planaria("logs", "nothing").stderr
+        assert none.strip().endswith(f"known: {name}")
+        (folder,) = home.glob("jobs/*/logs/server-0.log")
+        assert "server-0 listens" in planaria("logs", folder.parent.parent.name, "server-0").stdout
         assert planaria("stop", name).returncode == 0
         assert finished(found.job).code == 130
         assert found.codes() == [0, 0]

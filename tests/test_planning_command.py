@@ -148,6 +148,38 @@ def test_a_job_can_be_written_without_one_and_is_not_where_nothing_fits(tmp_path
     assert not none.exists()
 
 
+def test_the_mean_of_one_server_is_divided_by_the_servers(tmp_path: Path) -> None:
+    """--mtbf-hours is of the whole job, which a user had taken for that of a server."""
+    made = json.loads(
+        plan("--servers=40", "--server-mtbf-hours=2000", "--runs=5", "--json=-").stdout
+    )
+    assert (made["mtbf_hours"], made["inputs"]["mtbf_hours"]) == (50, 50)
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB)  # of 5 servers, with a mean of its own
+    made = json.loads(plan(str(file), "--server-mtbf-hours=50", "--runs=5", "--json=-").stdout)
+    assert made["mtbf_hours"] == 10
+    assert "--mtbf-hours" not in made["notes"][0]
+
+
+def test_noise_does_not_replace_the_strategy_of_a_job(tmp_path: Path) -> None:
+    """It wrote `none` over erasure for an advantage that it said it could not tell from noise."""
+    file, out = tmp_path / "job.yaml", tmp_path / "new.yaml"
+    file.write_text(JOB)
+    alike = [
+        "--runs=5",
+        "--protection-percent=0.001",
+        "--slowdown-percent=0",
+        "--restart-seconds=0",
+    ]
+    done = plan(str(file), *alike, f"--write={out}")
+    assert done.exit_code == 0, done.output
+    shown = " ".join(done.output.split())
+    assert "recommended: erasure r=2 erasure r=2 stays, for the job has it" in shown
+    assert "points less, which the simulation cannot tell apart" in shown
+    assert (Config.load(out).strategy, Config.load(out).parity) == ("erasure", 2)
+    assert "stays" not in plan(*alike).output  # without a job there is nothing to keep
+
+
 def test_a_trace_is_fitted_and_replayed(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     lines = [f"s{n % 5},{n // 3 * 40 + n % 3 * 0.01}" for n in range(60)]
@@ -165,7 +197,12 @@ def test_a_trace_is_fitted_and_replayed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--servers", "0"], "--servers: expected a number from 1 to 100000, got 0"),
+        (["--servers", "0"], "--servers: expected a number from 1 to 1024, as many as a job"),
+        (["--servers", "2000"], "to 1024, as many as a job may have, got 2000"),
+        (["--trainers", "2000"], "--trainers: expected a number from 1 to 1024"),
+        (["--server-mtbf-hours", "0"], "--server-mtbf-hours: expected a number above 0, got 0"),
+        (["--server-mtbf-hours", "9", "--mtbf-hours", "3"], "give one of the two"),
+        (["--server-mtbf-hours", "9", "--trace", "t.csv"], "the trace says it"),
         (["--hours", "nan"], "--hours: expected"),
         (["--trace", "no-such.json"], "--trace no-such.json: cannot be read"),
         (["--failures", "sometimes"], "--failures: expected one of auto"),
@@ -174,7 +211,6 @@ def test_a_trace_is_fitted_and_replayed(tmp_path: Path) -> None:
         (["--measure", "no-such.yaml"], "no-such.yaml"),
         (["--shape", "0.5"], "--shape: it is the shape of weibull or gamma failures"),
         (["--write", __file__], "exists; name another, or add --force"),
-        (["--write", "job.yaml", "--servers", "2000"], "servers: expected a whole number"),
     ],
 )
 def test_a_wrong_option_gets_a_sentence_and_exit_code_2(options: list[str], says: str) -> None:

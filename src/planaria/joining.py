@@ -14,7 +14,7 @@ import typer
 from planaria.cluster import ray_hosts
 from planaria.cluster.host import Host, resolve
 from planaria.cluster.hosts import Hosts, Listen
-from planaria.cluster.keyfile import make_key, new_key, read_key
+from planaria.cluster.keyfile import new_key, read_key, write_key
 from planaria.cluster.transport import raise_descriptor_limit
 from planaria.config import Config
 from planaria.errors import ConfigError, PlanariaError
@@ -95,10 +95,13 @@ def _hosts(stack: ExitStack, given: Config, on: str, listen: str | None, key: Pa
         if listen is None or key is None:
             raise ConfigError("--on none: give --listen and --key, too; hosts join with both")
         where = _listen(listen)
-        keys = read_key(key) if key.exists() else make_key(key)
+        keys = read_key(key) if key.exists() else new_key()
         join_s = given.cluster.join_s
         hosts = Hosts(where, keys, lambda address: _how_to_join(address, key), join_s)
-        return stack.enter_context(hosts)
+        stack.enter_context(hosts)
+        if not key.exists():  # only now: with an address that cannot be, there is no job to join
+            write_key(key, keys)
+        return hosts
     name, colon, address = on.partition("://")
     if name != RAY:
         raise ConfigError(f"--on: expected local, none, ray or ray://HOST:PORT, got {on}")

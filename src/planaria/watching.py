@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar
 
@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from planaria.cluster import asking
-from planaria.cluster.files import home
+from planaria.cluster.files import JobFiles, home
 from planaria.control.children import WAITS
 from planaria.errors import ConfigError, PlanariaError
 from planaria.exits import EXIT_CONFIG, EXIT_FAILED, leave, leave_if_unprinted
@@ -96,7 +96,8 @@ def logs_command(
 ) -> None:
     """Show what the processes of a job have said, also of one that has ended badly.
 
-    Of processes on other machines, the logs are on those machines.
+    Of processes on other machines, the logs are on those machines, in folders of other names: name
+    the folder there.
 
     Exit codes: 0 shown, 2 there is no such job or log here.
     """
@@ -152,15 +153,23 @@ def ask_or_leave(ask: Callable[[], T]) -> T:
 
 
 def find_job(job: str | None, *, ended: bool = False) -> Path:
-    """The job's folder. ended: it need not be running."""
+    """The job's folder. ended: it need not be running, if no other of that name is."""
     if job and Path(job).is_dir():
         return Path(job)
-    running = asking.running_jobs()
-    known = sorted((home() / "jobs").glob("*/")) if ended else running
-    found = [folder for folder in known if folder.name.startswith(job or "")]
+    known = asking.running_jobs()
+    found = _named(job, known)
+    if ended and not found:
+        folders = sorted((home() / "jobs").glob("*/"))
+        # A host's folder has the logs of what ran for a job elsewhere.
+        known = [folder for folder in folders if not JobFiles(folder).is_copy] or folders
+        found = _named(job, known) or _named(job, folders)
     if len(found) != 1:
         _leave_unnamed(job, found, known)
     return found[0]
+
+
+def _named(job: str | None, known: Sequence[Path]) -> list[Path]:
+    return [folder for folder in known if folder.name.startswith(job or "")]
 
 
 def _leave_unnamed(job: str | None, found: list[Path], known: list[Path]) -> NoReturn:

@@ -9,8 +9,8 @@
         coordinator.address   where the coordinator listens, for whoever looks from outside
         epoch-*, coordinator-*.json   views used and membership in force; see `claim`
         *.ipc                 sockets, where the transport is ipc
-        copy                  on a host alone, whose supervisor has the job's folder elsewhere
         logs/                 what each process printed; kept if anything went wrong
+        logs/copy             on a host alone, whose supervisor has the job's folder elsewhere
 
 <home> is PLANARIA_HOME, or planaria in XDG_STATE_HOME: not a temporary folder, which others clean.
 """
@@ -39,7 +39,7 @@ from planaria.wire.messages import Member
 
 ANY_JOB = "0000-000000-000000"  # as long as the name of any job's folder
 SHARED = ("config.json", "start.json", "keys", "supervisor.address")
-COPY = "copy"
+COPY = "logs/copy"  # kept with them: a host's logs are no job's
 JOBS_KEPT = 20  # folders of ended jobs, for their logs
 
 
@@ -107,10 +107,10 @@ class JobFiles:
 
     def fill(self, files: Mapping[str, bytes]) -> None:
         """A new folder with what another machine's has."""
+        (self.folder / COPY).touch()
         self._hold()
         for name in SHARED:
             write_atomically(self.folder / name, files[name], 0o600)
-        (self.folder / COPY).touch()
 
     def _hold(self) -> None:
         """As long as this process lives, it has a lock on a file: that can be seen from another

@@ -18,14 +18,12 @@ def new_key() -> Keys:
     return Keys.make(secrets.token_bytes(TOKEN_BYTES), encrypt=True)
 
 
-def make_key(path: Path) -> Keys:
-    """A new one, readable by the owner alone."""
-    keys = new_key()
+def write_key(path: Path, keys: Keys) -> None:
+    """Readable by the owner alone."""
     try:
         write_atomically(path.absolute(), msgspec.json.encode(keys) + b"\n", 0o600)
     except OSError as error:
         raise ConfigError(f"--key: {path} cannot be written: {error.strerror or error}") from None
-    return keys
 
 
 def read_key(path: Path) -> Keys:

@@ -97,20 +97,28 @@ def choose(
 ) -> tuple[str | None, tuple[str, ...]]:
     """The least overhead of the whole job among what the budgets allow, and the reasons.
 
-    present: the strategy that the job has now.
+    present: the strategy that the job has now. It stays where the simulation cannot tell that
+    another costs less: noise is no reason to change a job.
     """
     allowed = [found for found in estimates if not found.refused]
     refused = [f"{found.name}: {'; '.join(found.refused)}" for found in estimates if found.refused]
     if not allowed:
         return None, ("no strategy is within the budgets", *_offer(inputs, estimates), *refused)
     ranked = sorted(allowed, key=_overhead)
-    best = ranked[0]
-    reasons = [
-        f"{best.name} costs least of what the budgets allow: "
-        f"{100 * _overhead(best):.2f} % of the job, "
-        f"{best.machine_hours_lost:,.0f} machine-hours",
-        *_offer(inputs, estimates, best),
-    ]
+    least = ranked[0]
+    alike = [found for found in ranked if found.name == present and _alike(found, least)]
+    best = alike[0] if alike else least
+    costs = (
+        f"{100 * _overhead(best):.2f} % of the job, {best.machine_hours_lost:,.0f} machine-hours"
+    )
+    if best is least:
+        why = f"{best.name} costs least of what the budgets allow: {costs}"
+    else:
+        why = (
+            f"{best.name} stays, for the job has it and the simulation cannot tell that "
+            f"{least.name} costs less: {costs}"
+        )
+    reasons = [why, *_offer(inputs, estimates, best)]
     if best.behaviour.strategy.keeps_parity and not nothing_beneath(inputs, best):
         reasons.append(
             f"{best.name} rolls back with a chance of {beyond_text(best)} %: where more than "
@@ -124,11 +132,12 @@ def choose(
         )
     if present is not None:
         reasons.append(f"the job as it is has {present}")
-    for other in ranked[1:]:
-        more = _overhead(other) - _overhead(best)
-        close = more <= other.whole.overhead.error + best.whole.overhead.error
-        note = ", which the simulation cannot tell apart; more --runs can" if close else ""
-        reasons.append(f"{other.name}: {100 * more:.2f} points more{note}")
+    for other in ranked:
+        if other is not best:
+            points = 100 * (_overhead(other) - _overhead(best))
+            more = f"{abs(points):.2f} points {'less' if points < 0 else 'more'}"
+            alike_note = ", which the simulation cannot tell apart; more --runs can"
+            reasons.append(f"{other.name}: {more}{alike_note if _alike(other, best) else ''}")
     return best.name, (*reasons, *refused)
 
 
@@ -159,6 +168,12 @@ def _offer(
     if _overhead(cheapest) >= _overhead(best):
         return [f"a loss of samples would buy nothing: {offer}"]
     return [f"{offer} instead of {100 * _overhead(best):.2f} %"]
+
+
+def _alike(one: Estimate, other: Estimate) -> bool:
+    """Whether their overheads differ by no more than both intervals (99 %) leave open."""
+    open_to = one.whole.overhead.error + other.whole.overhead.error
+    return abs(_overhead(one) - _overhead(other)) <= open_to
 
 
 def _overhead(found: Estimate) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +29,7 @@ from planaria.planning.jobs import as_yaml, base_job, inputs_of, job_of
 from planaria.planning.machine import command_line
 from planaria.planning.measure import Measurement
 from planaria.planning.measure import measure as measure_here
-from planaria.planning.options import flag, refuse_existing, takes_options_of
+from planaria.planning.options import flag, refuse_existing, require, takes_options_of
 from planaria.planning.pictures import show_network, show_plan, write_png
 from planaria.planning.plan import Recommendation, make_plan
 from planaria.planning.strategies import name_of
@@ -63,6 +64,14 @@ def plan(
         Path | None,
         typer.Option(
             help="Failures that happened, JSON or CSV (docs/planning.md); instead of --mtbf-hours.",
+            rich_help_panel="Failures",
+        ),
+    ] = None,
+    server_mtbf_hours: Annotated[
+        float | None,
+        typer.Option(
+            help="From one failure of a server to its next, on average; a job of N servers meets N "
+            "times as many. Instead of --mtbf-hours.",
             rich_help_panel="Failures",
         ),
     ] = None,
@@ -101,6 +110,7 @@ def plan(
     try:
         given = _with_link(given, link)
         present = None if job is None else Config.load(job)
+        given = _with_server_mtbf(given, server_mtbf_hours, trace, present)
         inputs, notes, known = _inputs(given, job, present)  # before anything is measured
         failed = _read_trace(trace, given)
         for path in (png, None if quiet else json, write):
@@ -134,6 +144,23 @@ def _with_link(given: dict[str, Any], link: str | None) -> dict[str, Any]:
     if "network_gb_per_s" in given:
         raise ConfigError("--link: --network-gb-per-s is the same; give one of the two")
     return {**given, "network_gb_per_s": link_of(link).bits_per_s / 8e9}
+
+
+def _with_server_mtbf(
+    given: dict[str, Any], hours: float | None, trace: Path | None, job: Config | None
+) -> dict[str, Any]:
+    """With the mean of the job, which has that of one server divided by how many there are."""
+    if hours is None:
+        return given
+    require(0 < hours < math.inf, "server_mtbf_hours", "a number above 0", hours)
+    if "mtbf_hours" in given:
+        raise ConfigError(
+            "--server-mtbf-hours: --mtbf-hours says the same of the whole job; give one of the two"
+        )
+    if trace is not None:
+        raise ConfigError("--server-mtbf-hours: the trace says it; give one of the two")
+    servers = given.get("servers", PlanInputs().servers if job is None else job.servers)
+    return {**given, "mtbf_hours": hours / max(servers, 1)}
 
 
 def _inputs(

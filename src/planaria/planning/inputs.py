@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from planaria.codes import MAX_K, MAX_R
+from planaria.config.job import MAX_PROCESSES
 from planaria.errors import ConfigError
 from planaria.optimizers import NAMES as OPTIMIZERS
 from planaria.optimizers import Optimizer
@@ -17,7 +18,8 @@ from planaria.planning.bandwidth import WAYS, Cluster, Link, lost_bytes, rebuild
 from planaria.planning.memory import VARIANTS, WORD
 from planaria.planning.options import Option, check_options, require
 
-MAX_SERVERS = 100_000
+MAX_SERVERS = 100_000  # of a cluster; a job has fewer
+OF_A_JOB = ", as many as a job may have"
 LEAST_HOURS, MAX_HOURS = 1e-3, 10 * 8766.0
 MAX_FAILURES = 200_000  # of one job, on average: what fits into memory many times over
 FAILURES_IN_ALL = 1_000_000
@@ -47,9 +49,12 @@ def _cost(text: str, most: float = SECONDS) -> Option:
 class PlanInputs:
     """Make one and call `check`: the constructor checks nothing."""
 
-    servers: Annotated[int, Option("Embedding servers.", _JOB, 1, MAX_SERVERS)] = 8
+    servers: Annotated[
+        int, Option("Embedding servers.", _JOB, 1, MAX_PROCESSES, limits=OF_A_JOB)
+    ] = 8
     trainers: Annotated[
-        int, Option("Trainers; they idle when the job does.", _JOB, 1, MAX_SERVERS)
+        int,
+        Option("Trainers; they idle when the job does.", _JOB, 1, MAX_PROCESSES, limits=OF_A_JOB),
     ] = 8
     hours: Annotated[
         float, Option("The job's length, were nothing to fail.", _JOB, LEAST_HOURS, MAX_HOURS)
@@ -67,7 +72,7 @@ class PlanInputs:
         int | None, Option("Data records per stripe; else it follows.", _JOB, 1, MAX_K)
     ] = None
     scatter: Annotated[
-        int | None, Option("Mates of a server; else 4 (k + parity).", _JOB, 1, MAX_SERVERS)
+        int | None, Option("Mates of a server; else 4 (k + parity).", _JOB, 1, MAX_PROCESSES)
     ] = None
     rebuild_by: Annotated[
         str, Option("Who rebuilds a lost server: rebuild.by.", _JOB, names=WAYS[:2])
@@ -105,7 +110,13 @@ class PlanInputs:
     ] = 24.0
     mtbf_hours: Annotated[
         float,
-        Option("Between failures of any server of the job, on average.", _FAILURES, 1e-3, 1e9),
+        Option(
+            "From one failure in the whole job to the next, on average, whichever server fails and "
+            "however many there are; --server-mtbf-hours is that of one server.",
+            _FAILURES,
+            1e-3,
+            1e9,
+        ),
     ] = 28.0
     trace_servers: Annotated[
         int | None,
@@ -135,7 +146,7 @@ class PlanInputs:
         float, Option("Share of failures that take several servers at once.", _FAILURES, 0, 100)
     ] = 0.0
     burst_servers: Annotated[
-        int | None, Option("How many those take; else 2.", _FAILURES, 1, MAX_SERVERS)
+        int | None, Option("How many those take; else 2.", _FAILURES, 1, MAX_PROCESSES)
     ] = None
     lost_samples_percent: Annotated[
         float, Option("Accuracy: the share of samples that may be lost (PLS).", _BUDGETS, 0, 100)

@@ -34,6 +34,7 @@ class Option:
     most: float = math.inf
     above: bool = False  # `least` itself is too little
     names: tuple[str, ...] = ()
+    limits: str = ""  # whose they are
 
     @property
     def expected(self) -> str:
@@ -42,7 +43,7 @@ class Option:
         if self.above:
             limit = "" if math.isinf(self.most) else f", up to {self.most:g}"
             return f"a number above {self.least:g}{limit}"
-        return f"a number from {self.least:g} to {self.most:g}"
+        return f"a number from {self.least:g} to {self.most:g}{self.limits}"
 
     def takes(self, value: Any) -> bool:
         if self.names:
