@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_commands import finished, started, wait_for_line
-from cluster_jobs import leaving_nothing, undisturbed
+from cluster_commands import finished, only_job, planaria, started, wait_for_line
+from cluster_jobs import leaving_nothing, undisturbed, wait_until
 from script_jobs import run_script, undisturbed_script
 
+from planaria.cluster import asking
 from planaria.cluster.files import forget_old, home
 
 pytest.importorskip("ray", reason="Ray is not installed here")
@@ -69,6 +70,10 @@ def node_of(nodes: Any, pid: int) -> Any:
         if raylet in [info.process.pid for info in node.all_processes["raylet"]]
     ]
     return found
+
+
+def servers_of(folder: Path) -> list[str]:
+    return [one.who for one in asking.status(folder).processes if one.who.startswith("server:")]
 
 
 def test_the_digest_on_ray_is_that_of_one_machine(nodes: Any, tmp_path: Path) -> None:
@@ -154,3 +159,21 @@ def test_a_job_goes_on_after_its_command_was_killed(nodes: Any, tmp_path: Path) 
     assert done.code == 0, done.error
     assert done.report["digest"] == undisturbed("steps=60")
     assert done.report["resumed_from"] in (20, 40)
+
+
+def test_servers_come_as_actors_of_nodes_that_have_room(nodes: Any) -> None:
+    """Those that no node has room for wait for one that joins."""
+    with started(*JOB[:-1], "steps=1000000", on_ray(nodes)) as job:
+        wait_for_line(job, "step")
+        folder = only_job()
+        done = planaria("scale", folder.name, "--servers=6", "--deadline=120")
+        assert done.returncode == 0, done.stderr
+        assert parent_of(pids_of("server-5")[0]) != job.pid
+        late = planaria("scale", folder.name, "--servers=12", "--deadline=5")
+        assert late.returncode == 1
+        assert "more to start" in " ".join(late.stderr.split())
+        nodes.add_node(num_cpus=9)
+        assert wait_until(lambda: len(servers_of(folder)) == 12, 120.0), asking.status(folder)
+        assert asking.scrub(folder, 60.0).wrong == 0
+        asking.stop(folder)
+        assert finished(job).code == 130
