@@ -95,6 +95,14 @@ def test_a_cluster_of_this_machine_has_room_for_every_job(tmp_path: Path) -> Non
     assert done.report["digest"] == undisturbed("steps=60")
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1"])
+def test_a_cluster_that_is_not_there_gets_a_sentence(address: str) -> None:
+    with started(f"--on=ray://{address}") as job:
+        done = finished(job)
+    assert done.code == 2
+    assert f"no connection to {address}" in done.sentence
+
+
 def test_a_script_on_ray_learns_what_it_does_on_one_machine(nodes: Any, tmp_path: Path) -> None:
     kills = ("--kill=server:0@3", "--kill=trainer:1@6")
     sets = ("servers=3", "spares=1", "trainers=2")

@@ -107,8 +107,10 @@ def _named(servers: Sequence[Running], hosts: Sequence[str], names: Sequence[str
     ):
         for name in wanted:
             if name not in known:
-                named = ", ".join(sorted(known)) or "none by a name"
-                leave(EXIT_CONFIG, f"there is no {what} {name!r} with servers; there is {named}")
+                there = f"; there is {', '.join(sorted(known))}" if known else ""
+                if what == "host" and not known:
+                    there = "; all of them run beside the command, on this machine"
+                leave(EXIT_CONFIG, f"there is no {what} {name!r} with servers{there}")
     if not hosts and not names:
         leave(EXIT_CONFIG, "name what to free: --host or --server")
     return [one for one in servers if one.host in hosts or {one.who, one.member} & {*names}]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from planaria.config import Config
 from planaria.errors import ClusterError, ConfigError
 
 PLACE_S = 120.0  # within which Ray must have room for everybody
+ANSWER_S = 10.0  # within which the cluster's head must take a connection
 WAIT_S = 60.0  # for which an actor looks for the job
 
 
@@ -25,6 +27,9 @@ WAIT_S = 60.0  # for which an actor looks for the job
 def connected(address: str | None) -> Iterator[str]:
     """To a Ray cluster, or to one that is started here; gives this machine's address in it."""
     ray = _ray()
+    head = address or os.environ.get("RAY_ADDRESS")
+    if head and head not in ("auto", "local"):
+        _check_answers(head.removeprefix("ray://"))
     # Ray's workers, and so what they start, yield the CPU to anything else unless told not to.
     own = {"_system_config": {"worker_niceness": 0}} if is_started_here(address) else {}
     try:
@@ -35,6 +40,18 @@ def connected(address: str | None) -> Iterator[str]:
         yield str(ray.util.get_node_ip_address())
     finally:
         ray.shutdown()  # and with it everything that was started for this process
+
+
+def _check_answers(address: str) -> None:
+    """Ray itself looks for a cluster that is not there for many minutes, and says so all along."""
+    host, colon, port = address.rpartition(":")
+    try:
+        if not colon or not host:
+            raise ValueError("expected HOST:PORT")
+        with socket.create_connection((host.strip("[]"), int(port)), ANSWER_S):
+            pass
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(f"--on ray: no connection to {address}: {error}") from None
 
 
 def is_started_here(address: str | None) -> bool:
