@@ -151,18 +151,21 @@ def install_of(**more: Any) -> Install:
 def test_who_asks_again_is_told_how_far_it_is() -> None:
     layout, wants = Layout.fresh(6, 1, 4), Moving()
     eight = Scale(view=View(0, 0), servers=8)
-    assert wants.on_scale(eight, install_of(), layout, partial=False).state == "moving"
-    assert wants.on_scale(eight, install_of(), layout, partial=False).state == "moving"
+    assert wants.on_scale(eight, install_of(), layout, False).state == "moving"
+    assert wants.on_scale(eight, install_of(), layout, False).state == "moving"
     seven = Scale(view=View(0, 0), servers=7)
-    assert "wait for that" in wants.on_scale(seven, install_of(), layout, partial=False).why
-    later = wants.on_scale(seven, install_of(), layout, partial=False, now=6.0)
+    assert "wait for that" in wants.on_scale(seven, install_of(), layout, False).why
+    assert wants.comes(install_of()) == 2
+    wants.forget(6.0)
+    later = wants.on_scale(seven, install_of(), layout, False, now=6.0)
     assert later.state == "moving", "nobody has asked for eight any more"
     assert wants.comes(install_of()) == 1
-    six = Scale(view=View(0, 0), servers=6)
-    assert Moving().on_scale(six, install_of(), layout, partial=False).state == "done"
+    six = Scale(view=View(0, 0), servers=6, number=-1)
+    assert wants.on_scale(six, install_of(), layout, False).state == "done", "as it is, since seven"
+    assert Moving().on_scale(six, install_of(), layout, False).state == "done"
     four = Scale(view=View(0, 0), servers=4)
-    assert "too few" in Moving().on_scale(four, install_of(), layout, partial=False).why
-    assert "cpr" in Moving().on_scale(eight, install_of(), layout, partial=True).why
+    assert "too few" in Moving().on_scale(four, install_of(), layout, False).why
+    assert "cpr" in Moving().on_scale(eight, install_of(), layout, True).why
 
 
 def test_who_asks_while_others_make_up_for_a_loss_waits() -> None:
@@ -170,9 +173,9 @@ def test_who_asks_while_others_make_up_for_a_loss_waits() -> None:
     layout, seven = Layout.fresh(6, 1, 4), Scale(view=View(0, 0), servers=7)
     lost = Resize((0, 1, 2, 3, 4), 0, lost=1)
     meanwhile = install_of(moving=lost)
-    assert Moving().on_scale(seven, meanwhile, layout, partial=False).state == "moving"
+    assert Moving().on_scale(seven, meanwhile, layout, False).state == "moving"
     grows_back = install_of(moving=Resize((0, 1, 2, 3, 4), 1), resizes=[lost])
-    assert Moving().on_scale(seven, grows_back, layout, partial=False).state == "moving"
+    assert Moving().on_scale(seven, grows_back, layout, False).state == "moving"
 
 
 def test_a_job_grows_back_unless_fewer_servers_are_asked_for() -> None:
@@ -185,11 +188,11 @@ def test_a_job_grows_back_unless_fewer_servers_are_asked_for() -> None:
     assert Moving().comes(install_of(resizes=[lost, Resize((0, 1, 2, 3, 4), 1)])) == 0
     assert Moving().comes(install_of(resizes=[lost, lost._replace(lost=2)])) == 3
     as_it_is = Scale(view=View(0, 0), servers=6)
-    assert wants.on_scale(as_it_is, after, layout, partial=False).state == "moving"
+    assert wants.on_scale(as_it_is, after, layout, False).state == "moving"
     assert wants.comes(after) == 0
     drained = Scale(view=View(0, 0), servers=None, without=["server-3"])
     wants = Moving(by_survivors=True)
-    assert wants.on_scale(drained, after, layout, partial=False).state == "moving"
+    assert wants.on_scale(drained, after, layout, False).state == "moving"
     assert wants.wanted == Resize((0, 1, 2, 4, 5), 1), "one for whom was lost, none for whom leaves"
 
 

@@ -134,7 +134,7 @@ def test_a_later_request_takes_the_place_of_one_that_waits() -> None:
 
     def ask(servers: int, number: int) -> str:
         wanted = Scale(view=NO_VIEW, servers=servers, number=number)
-        return moving.on_scale(wanted, install, layout, partial=False, now=1.0).state
+        return moving.on_scale(wanted, install, layout, False, 1.0).state
 
     assert ask(8, 1) == "moving"
     assert moving.comes(install) == 2

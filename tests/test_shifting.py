@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+from planaria.coordinator.moving import FORGOTTEN_S
 from planaria.coordinator.shifting import NOT_ELASTIC, Crew, Shifting
 from planaria.wire.messages import NO_VIEW, Install, Member, Promise, Scaled, ScaleTrainers, Shift
 
@@ -30,8 +31,16 @@ def promises(of: Install, held: int, *, rests: bool = True) -> dict[Member, Prom
     }
 
 
-def ask(shifting: Shifting, of: Install, trainers: int, after: int = 0, now: float = 0.0) -> Scaled:
-    return shifting.on_scale(ScaleTrainers(view=NO_VIEW, trainers=trainers, after=after), of, now)
+def ask(
+    shifting: Shifting,
+    of: Install,
+    trainers: int,
+    after: int = 0,
+    now: float = 0.0,
+    number: int = 0,
+) -> Scaled:
+    wanted = ScaleTrainers(view=NO_VIEW, trainers=trainers, after=after, number=number)
+    return shifting.on_scale(wanted, of, 0, now)
 
 
 def after_view(of: Install, crew: Crew) -> Install:
@@ -52,11 +61,34 @@ def test_one_shift_at_a_time() -> None:
     assert ask(shifting, install(2), 2).state == "done"
     assert ask(shifting, install(2), 3).state == "moving"
     assert ask(shifting, install(2), 3).state == "moving"
-    refused = ask(shifting, install(2), 4)
+    refused = ask(shifting, install(2, shift=Shift(8, 3)), 4, number=1)
     assert (refused.state, refused.why) == (
         "refused",
         "the job is changing to 3 trainers; wait for that",
     )
+
+
+def test_a_later_request_takes_the_place_of_one_that_has_not_begun() -> None:
+    shifting = Shifting(parity=1, most=8, deadline_s=DEADLINE_S)
+    first = ask(shifting, install(2), 3, number=1)
+    assert (first.state, ask(shifting, install(2), 3, number=1).why) == (
+        "moving",
+        "waiting for 1 more to start",
+    )
+    assert ask(shifting, install(2), 4, number=2).state == "moving"
+    assert ask(shifting, install(2), 3, number=1).state == "refused"
+    assert shifting.comes(install(2)) == 2
+    assert ask(shifting, install(2), 2, number=3).state == "done"
+    assert shifting.comes(install(2)) == 0
+
+
+def test_nobody_rests_before_those_are_there_that_come() -> None:
+    """A view that comes meanwhile, because somebody died, does not begin it."""
+    shifting = Shifting(parity=1, most=8, deadline_s=DEADLINE_S)
+    two = install(2)
+    ask(shifting, two, 4)
+    assert shifting.next(two, two.trainers, promises(two, 8), 8, spares=1).shift is None
+    assert shifting.next(two, two.trainers, promises(two, 8), 8, spares=2).shift == Shift(8, 4)
 
 
 def test_it_is_after_a_step_that_nobody_is_past() -> None:
@@ -116,7 +148,7 @@ def test_what_cannot_be_had_in_time_is_given_up() -> None:
     later = copy.deepcopy(shifting)
     found = ask(shifting, now, 3)
     assert (found.state, found.trainers) == ("given up", 2)
-    found = ask(later, now, 3, now=200.0)
+    found = ask(later, now, 3, number=1)
     assert found.state == "moving", "that was the answer to somebody else"
 
 
@@ -124,6 +156,7 @@ def test_what_nobody_asks_for_any_more_is_forgotten() -> None:
     shifting = Shifting(parity=1, most=8, deadline_s=DEADLINE_S)
     two = install(2)
     ask(shifting, two, 3, now=100.0)
+    shifting.forget(101.0)
     assert shifting.is_due(two, [], 101.0)
-    assert not shifting.is_due(two, [], 101.0 + DEADLINE_S)
-    assert ask(shifting, two, 4, now=120.0).state == "moving"
+    shifting.forget(100.1 + FORGOTTEN_S)
+    assert not shifting.is_due(two, [], 101.0)

@@ -136,10 +136,17 @@ def _scale(
 
 
 def _scale_trainers(folder: Path, trainers: int, after: int, deadline_s: float) -> None:
-    with console.status(f"{folder.name}: trainers change, between two steps"):
-        found = ask_or_leave(lambda: asking.scale_trainers(folder, trainers, after, deadline_s))
+    with console.status(f"{folder.name}: trainers change, between two steps") as shown:
+
+        def say(how_far: str) -> None:
+            shown.update(f"{folder.name}: {how_far or 'trainers change, between two steps'}")
+
+        found = ask_or_leave(
+            lambda: asking.scale_trainers(folder, trainers, after, deadline_s, say)
+        )
     if found.state != "done":
-        leave(EXIT_FAILED, f"{folder.name} keeps its {found.trainers} trainers: {found.why}")
+        kept = counted(found.trainers, "trainer")
+        leave(EXIT_FAILED, f"{folder.name} keeps its {kept}: {found.why}")
     console.print(f"{folder.name} has {counted(found.trainers, 'trainer')}")
 
 

@@ -57,13 +57,18 @@ def scale(
 
 
 def scale_trainers(
-    folder: Path, trainers: int, after: int = 0, deadline_s: float = 600.0
+    folder: Path,
+    trainers: int,
+    after: int = 0,
+    deadline_s: float = 600.0,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Scaled:
     """The job in `folder` is to have so many trainers: after this step, or as soon as can be.
-    Returns when it has, or says why it has not.
+    Returns when it has, or says why it has not. say: is told how far it is.
     """
-    wanted = ScaleTrainers(view=NO_VIEW, trainers=trainers, after=after)
-    return _scale(folder, wanted, deadline_s)
+    number = time.time_ns()
+    wanted = ScaleTrainers(view=NO_VIEW, trainers=trainers, after=after, number=number)
+    return _scale(folder, wanted, deadline_s, (), say)
 
 
 def _scale(
@@ -86,9 +91,9 @@ def _scale(
         if left_s <= 0:
             why = f" ({found.why})" if found.why else ""
             raise ClusterError(
-                f"the job in {folder} has not changed within {deadline_s:.0f} s{why}; it goes on "
-                "with that: the same command waits for it, one with another number takes its "
-                "place while nothing has moved, and planaria status shows the processes"
+                f"the job in {folder} has not changed within {deadline_s:.0f} s{why}; what has "
+                "begun goes on, as planaria status shows, and what has not is withdrawn: ask again "
+                "with a longer --deadline"
             )
         found = _ask_of_job(folder, wanted, left_s)
     return found

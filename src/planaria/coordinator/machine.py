@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from planaria.coordinator.bearing import unbearable
-from planaria.coordinator.moving import Moving, progress
+from planaria.coordinator.moving import Moving
 from planaria.coordinator.scrubbing import Scrubs
 from planaria.coordinator.shifting import Shifting
 from planaria.coordinator.state import Gathering
@@ -401,20 +401,20 @@ class CoordinatorMachine:
 
     def _on_scale(self, sender: Member, wanted: Scale | ScaleTrainers) -> None:
         """Asked for again and again by whoever waits for it."""
+        install, now = self.install, self._now
         if isinstance(wanted, ScaleTrainers):
-            scaled = self.shifting.on_scale(wanted, self.install, self._now)
+            scaled = self.shifting.on_scale(wanted, install, len(self.spares["trainer"]), now)
         else:
-            scaled = self.moving.on_scale(
-                wanted, self.install, self.layout, partial=self.partial, now=self._now
-            )
-            if scaled.state == "moving":
-                lacking = self.moving.comes(self.install) - len(self.spares["server"])
-                scaled.why = progress(self.install, lacking, self.whole & self.mirrored)
+            scaled = self.moving.on_scale(wanted, install, self.layout, self.partial, now)
+            waiting, there = len(self.spares["server"]), self.whole & self.mirrored
+            scaled.why = scaled.why or self.moving.progress(install, waiting, there)
         self._send(sender, scaled)
         self._move_on()
 
     def _move_on(self) -> None:
         """Begins what is wanted, or ends what is under way, once everybody is ready for it."""
+        self.moving.forget(self._now)
+        self.shifting.forget(self._now)
         if self.gathering is not None or self.finished or not self._all_known():
             return
         there = self.installed - self.bare

@@ -24,6 +24,7 @@ from planaria.layout.resizing import Resize, check_resize, resized
 from planaria.wire.messages import Install, Member, Promise, Scale, Scaled
 
 FORGOTTEN_S = 5.0  # whoever waits for something asks several times as often
+ASKED_SINCE = "somebody has asked for something else since"
 
 
 class Moves(NamedTuple):
@@ -49,28 +50,25 @@ class Moving:
         self._hopeless: Resize | None = None  # to grow back: not with these domains
 
     def on_scale(
-        self, scale: Scale, install: Install, layout: Layout, *, partial: bool, now: float = 0.0
+        self, scale: Scale, install: Install, layout: Layout, partial: bool, now: float = 0.0
     ) -> Scaled:
-        """The answer to whoever wants it, which asks until it is done. What nobody asks for any
-        more, and has not begun, gives way.
-        """
+        """The answer to whoever wants it, which asks until it is done."""
         state, why = "moving", ""
-        if now - self._asked_at > FORGOTTEN_S or scale.number > self._number:
+        if scale.number > self._number:
             self.wanted = self._refused = None
             self._number = scale.number
         under_way = install.moving or self.wanted
-        leave = {*scale.without} & {*install.servers}
         if install.moving is not None and (install.moving.lost or _lost(install)):
             pass  # nobody has asked for that, but it comes first
         elif under_way is not None and _is_asked_for(under_way, scale, install):
             self._asked_at = now
+        elif install.moving is None and _is_done(scale, install):
+            state = "done"
         elif install.moving is None and scale.number < self._number:
-            state, why = "refused", "somebody has asked for something else since"
+            state, why = "refused", ASKED_SINCE
         elif under_way is not None:
             state = "refused"
             why = f"the job is changing to {under_way.servers} servers; wait for that"
-        elif scale.servers in (None, len(install.servers)) and not leave and not _lost(install):
-            state = "done"
         else:
             try:
                 wanted = _resize(scale, install, layout, partial=partial)
@@ -88,6 +86,11 @@ class Moving:
         refused, self._refused = self._refused, None
         if refused is not None and refused[0] == wanted:
             raise LayoutError(refused[1])
+
+    def forget(self, now: float) -> None:
+        """What nobody asks for any more, and has not begun."""
+        if now - self._asked_at > FORGOTTEN_S:
+            self.wanted = None
 
     def is_due(self, install: Install, spares: Sequence[Member]) -> bool:
         """Whether a view is wanted, given that everybody has all that it holds or mirrors."""
@@ -107,6 +110,13 @@ class Moving:
         if self.wanted is not None or not _lost(install):
             return self.wanted
         return Resize(tuple(range(len(install.servers))), _lost(install))
+
+    def progress(self, install: Install, spares: int, there: Collection[Member]) -> str:
+        """How far a resize is. spares: that could come; there: who has all that it mirrors."""
+        if install.moving is None:
+            return waiting_for(self.comes(install) - spares)
+        stay = [install.servers[place] for place in install.moving.places(len(install.servers))]
+        return f"{len({*stay} & {*there})} of {len(stay)} servers have what they are to hold"
 
     def next(
         self,
@@ -187,12 +197,13 @@ class Moving:
         return wanted._replace(domains=tuple(self.domains[member] for member in members))
 
 
-def progress(install: Install, lacking: int, there: Collection[Member]) -> str:
-    """How far a resize is. lacking: servers that are to come; there: who has all it mirrors."""
-    if install.moving is None:
-        return f"waiting for {lacking} more to start" if lacking > 0 else ""
-    stay = [install.servers[place] for place in install.moving.places(len(install.servers))]
-    return f"{len({*stay} & {*there})} of {len(stay)} servers have what they are to hold"
+def waiting_for(lacking: int) -> str:
+    return f"waiting for {lacking} more to start" if lacking > 0 else ""
+
+
+def _is_done(scale: Scale, install: Install) -> bool:
+    stay = {*scale.without}.isdisjoint(install.servers)
+    return scale.servers in (None, len(install.servers)) and stay and not _lost(install)
 
 
 def _is_asked_for(resize: Resize, scale: Scale, install: Install) -> bool:

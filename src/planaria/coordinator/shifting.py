@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from planaria.coordinator.moving import ASKED_SINCE, FORGOTTEN_S, waiting_for
 from planaria.dense import keepers
 from planaria.wire.messages import Install, Member, Promise, Scaled, ScaleTrainers, Shift
 
@@ -46,43 +47,52 @@ class Shifting:
         self._parity, self._most, self._deadline_s = parity, most, deadline_s
         self._given_up: tuple[int, str] | None = None  # how many were wanted, and why there are not
         self._rest_since: float | None = None
-        self._asked_at = 0.0
+        self._asked_at = 0.0  # for what is wanted
+        self._number = 0  # of the request for it
 
-    def on_scale(self, scale: ScaleTrainers, install: Install, now: float) -> Scaled:
-        """The answer to whoever wants it, which asks until it is done. What nobody asks for any
-        more is forgotten, if it has not begun.
-        """
-        if now - self._asked_at > self._deadline_s and install.shift is None:
-            self._given_up = None  # whoever wanted to know why has gone
-        self._asked_at = now
+    def on_scale(
+        self, scale: ScaleTrainers, install: Install, spares: int = 0, now: float = 0.0
+    ) -> Scaled:
+        """The answer to whoever wants it, which asks until it is done. spares: that could come."""
+        if scale.number > self._number:
+            self._number, self.wanted = scale.number, None
+            if install.shift is None:
+                self._given_up = None  # it was about another request
         state, why = "moving", ""
         under_way = install.shift or self.wanted
         if not self._most:
             state, why = "refused", NOT_ELASTIC
-        elif under_way is not None:
-            if under_way.trainers != scale.trainers:
-                state = "refused"
-                why = f"the job is changing to {under_way.trainers} trainers; wait for that"
+        elif under_way is not None and under_way.trainers == scale.trainers:
+            self._asked_at = now
+            why = waiting_for(self.comes(install) - spares)
+        elif install.shift is not None:
+            state = "refused"
+            why = f"the job is changing to {install.shift.trainers} trainers; wait for that"
         elif self._given_up is not None and self._given_up[0] == scale.trainers:
             state, why = "given up", self._given_up[1]
             self._given_up = None
         elif scale.trainers == len(install.trainers):
             state = "done"
+        elif scale.number < self._number:
+            state, why = "refused", ASKED_SINCE
         elif not 1 <= scale.trainers <= self._most:
             state, why = "refused", f"it can have 1 to {self._most}, not {scale.trainers}"
         else:
-            self.wanted = Shift(scale.after, scale.trainers)
+            self.wanted, self._asked_at = Shift(scale.after, scale.trainers), now
         have = len(install.trainers)
         return Scaled(
             view=install.view, servers=len(install.servers), trainers=have, state=state, why=why
         )
 
+    def forget(self, now: float) -> None:
+        """What nobody asks for any more, and has not begun."""
+        if now - self._asked_at > FORGOTTEN_S:
+            self.wanted = None
+
     def is_due(self, install: Install, resting: Collection[Member], now: float) -> bool:
         """Whether a view is wanted, given that everybody is in this one. resting: trainers."""
         if install.shift is None:
             self._rest_since = None
-            if now - self._asked_at > self._deadline_s:
-                self.wanted = None
             return self.wanted is not None
         if not set(install.trainers) <= set(resting):
             return False
@@ -110,7 +120,7 @@ class Shifting:
         next one; spares: that are left.
         """
         shift = install.shift
-        if shift is None and self.wanted is not None:
+        if shift is None and self.wanted is not None and spares >= self.comes(install):
             found = [promises[one] for one in trainers if one in promises]
             first = max([committed, *(one.held + (not one.rests) for one in found)])
             shift, self.wanted = self._begun(self.wanted, first), None

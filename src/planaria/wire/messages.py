@@ -326,6 +326,7 @@ class ScaleTrainers(Message):
 
     trainers: int
     after: int = 0  # from the step after this one on; 0: as soon as can be
+    number: int = 0  # of the request, as above
 
 
 class Scaled(Message):
