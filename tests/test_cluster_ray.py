@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cluster_commands import finished, only_job, planaria, started, wait_for_line
-from cluster_jobs import leaving_nothing, undisturbed, wait_until
+from cluster_jobs import leaving_nothing, undisturbed
 from script_jobs import run_script, undisturbed_script
 
 from planaria.cluster import asking
@@ -181,7 +181,9 @@ def test_servers_come_as_actors_of_nodes_that_have_room(nodes: Any) -> None:
         assert late.returncode == 1
         assert "more to start" in " ".join(late.stderr.split())
         nodes.add_node(num_cpus=9)
-        assert wait_until(lambda: len(servers_of(folder)) == 12, 120.0), asking.status(folder)
+        done = planaria("scale", folder.name, "--servers=12", "--deadline=120")
+        assert done.returncode == 0, done.stderr
+        assert len(servers_of(folder)) == 12
         assert asking.scrub(folder, 60.0).wrong == 0
         asking.stop(folder)
         assert finished(job).code == 130

@@ -200,7 +200,7 @@ def test_a_trace_is_fitted_and_replayed(tmp_path: Path) -> None:
         (["--servers", "0"], "--servers: expected a number from 1 to 1024, as many as a job"),
         (["--servers", "2000"], "to 1024, as many as a job may have, got 2000"),
         (["--trainers", "2000"], "--trainers: expected a number from 1 to 1024"),
-        (["--server-mtbf-hours", "0"], "--server-mtbf-hours: expected a number above 0, got 0"),
+        (["--server-mtbf-hours", "0"], "expected a number from 0.008 to 1e+09, got 0"),
         (["--server-mtbf-hours", "9", "--mtbf-hours", "3"], "give one of the two"),
         (["--server-mtbf-hours", "9", "--trace", "t.csv"], "the trace says it"),
         (["--hours", "nan"], "--hours: expected"),

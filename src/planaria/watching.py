@@ -107,9 +107,8 @@ def logs_command(
     named = {member, *_who_is(found, member)} if member and ":" in member else {member}
     files = [file for file in there if member is None or file.stem in named]
     if not files:
-        names = ", ".join(file.stem for file in there) or "none"
-        why = f"there is no log of {member or 'any process'} in {folder}; there is {names}"
-        leave(EXIT_CONFIG, why)
+        names = f"; there is {', '.join(file.stem for file in there)}" if there else ""
+        leave(EXIT_CONFIG, f"there is no log of {member or 'any process'} in {folder}{names}")
     for file in files:
         console.print(f"[bold]{file.stem}[/bold]")
         said = file.read_text(errors="replace").splitlines()[-lines:]
@@ -154,6 +153,8 @@ def ask_or_leave(ask: Callable[[], T]) -> T:
 
 def find_job(job: str | None, *, ended: bool = False) -> Path:
     """The job's folder. ended: it need not be running, if no other of that name is."""
+    if job == "":  # a variable of the shell's that is not set, say; not every job
+        leave(EXIT_CONFIG, "JOB is empty; planaria jobs lists those that are running")
     if job and Path(job).is_dir():
         return Path(job)
     known = asking.running_jobs()

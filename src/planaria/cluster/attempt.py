@@ -383,7 +383,8 @@ class Attempt:
                 member=member,
                 host=self.launcher.where(member),
                 state=child.state,
-                domain=self._labels.get(member) or self.launcher.domain(member) or "",
+                domain=(self.launcher.domain(member) if self._hosts else self._labels.get(member))
+                or "",
             )
             for member, child in machine.children.items()
         ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +23,7 @@ from planaria.exits import (
 )
 from planaria.files import write_atomically
 from planaria.planning.bandwidth import link_of
-from planaria.planning.inputs import PlanInputs
+from planaria.planning.inputs import LEAST_HOURS, PlanInputs
 from planaria.planning.jobs import as_yaml, base_job, inputs_of, job_of
 from planaria.planning.machine import command_line
 from planaria.planning.measure import Measurement
@@ -152,15 +151,17 @@ def _with_server_mtbf(
     """With the mean of the job, which has that of one server divided by how many there are."""
     if hours is None:
         return given
-    require(0 < hours < math.inf, "server_mtbf_hours", "a number above 0", hours)
     if "mtbf_hours" in given:
         raise ConfigError(
             "--server-mtbf-hours: --mtbf-hours says the same of the whole job; give one of the two"
         )
     if trace is not None:
         raise ConfigError("--server-mtbf-hours: the trace says it; give one of the two")
-    servers = given.get("servers", PlanInputs().servers if job is None else job.servers)
-    return {**given, "mtbf_hours": hours / max(servers, 1)}
+    servers = max(given.get("servers", PlanInputs().servers if job is None else job.servers), 1)
+    least = LEAST_HOURS * servers
+    expected = f"a number from {least:g} to 1e+09"
+    require(least <= hours <= 1e9, "server_mtbf_hours", expected, hours)
+    return {**given, "mtbf_hours": hours / servers}
 
 
 def _inputs(
