@@ -46,6 +46,7 @@ def test_a_job_is_listed_shown_and_stopped(tmp_path: Path) -> None:
         assert "ready" in shown.stdout
         for who in ("server-0", "server:0"):
             assert "server-0 listens" in planaria("logs", name[:8], who).stdout
+        assert planaria("stop", "").returncode == 2, "not every job"
         told = planaria("stop", name)
         assert f"{name} was told to end" in told.stdout
         done = finished(job)
