@@ -4,7 +4,7 @@ One of six servers is drained, so a sixth of all records moves, and then one com
 figure is the speed from the view that begins a move to the view that ends it, over that of the
 steps before; and that of the last steps, when records lie elsewhere than in the beginning.
 
-    python -m benchmarks.moving --rows 300000
+    python -m benchmarks.moving
 """
 
 from __future__ import annotations

@@ -77,14 +77,16 @@ void mul_add(Records records, Index index, std::optional<ConstBytes> coef, Const
 }
 
 // The parity update where a record's coefficient is that of the region that it lies in. All of
-// them go into coef; returns whether any is not 1. None may be 0.
+// them go into coef; returns whether any is not 1. None may be 0. Records whose bit in `valid` is
+// not set, if there is such a bitmap, are not touched.
 bool add_delta(Records records, Index index, size_t slots, ConstBytes by_region, ConstRecords delta,
-               Bytes coef) {
+               Bytes coef, std::optional<ConstBytes> valid) {
     const size_t n = index.shape(0), words = records.shape(1);
     require(delta.shape(0) == n && delta.shape(1) == words, "delta does not fit the index");
     require(coef.shape(0) == n, "coef needs one coefficient per row");
     require(slots > 0 && by_region.shape(0) * slots >= records.shape(0),
             "by_region needs a coefficient for every region");
+    require(!valid || valid->shape(0) * 8 >= records.shape(0), "valid needs a bit per record");
     nb::gil_scoped_release release;
     check_range(index.data(), n, records.shape(0), "index");
     bool none = false, other = false;
@@ -100,9 +102,19 @@ bool add_delta(Records records, Index index, size_t slots, ConstBytes by_region,
                        ", which lies in a region whose coefficient is 0");
     }
     check_distinct(index.data(), n, records.shape(0), "index");
+    const uint8_t* const coef_data = other ? coef.data() : nullptr;
+    const auto is_valid = [&](size_t i) {
+        const int64_t record = index.data()[i];
+        return !valid || (valid->data()[record / 8] >> record % 8 & 1);
+    };
     parallel(n, rows_grain, [&](size_t begin, size_t end) {
-        kernels().mul_add(records.data(), words, index.data(), other ? coef.data() : nullptr,
-                          delta.data(), begin, end);
+        for (size_t at = begin; at < end;) {
+            size_t behind = valid ? at : end;  // of the valid ones in a row
+            while (behind < end && is_valid(behind)) ++behind;
+            kernels().mul_add(records.data(), words, index.data(), coef_data, delta.data(), at,
+                              behind);
+            at = behind + 1;
+        }
     });
     return other;
 }
@@ -340,7 +352,8 @@ void bind_server(nb::module_& m) {
     m.def("scatter", &scatter);
     m.def("mul_add", &mul_add, nb::arg("records"), nb::arg("index"), nb::arg("coef").none(),
           nb::arg("delta"));
-    m.def("add_delta", &add_delta);
+    m.def("add_delta", &add_delta, nb::arg("records"), nb::arg("index"), nb::arg("slots"),
+          nb::arg("by_region"), nb::arg("delta"), nb::arg("coef"), nb::arg("valid").none());
     m.def("share_deltas", &share_deltas);
     m.def("mul_add_bytes", &mul_add_bytes);
     m.def("undo", &undo, nb::arg("values"), nb::arg("query"), nb::arg("index"),

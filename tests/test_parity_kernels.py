@@ -139,6 +139,24 @@ def test_records_out_of_range_are_refused(level: str, name: str) -> None:
         refused(kernel, arguments, RowError, OUT_OF_RANGE, f"{bad}")
 
 
+def test_a_delta_leaves_records_alone_that_are_not_valid(level: str) -> None:
+    random = np.random.default_rng(0)
+    for count in (1, 7, 300):
+        records = random.integers(0, 2**32, (2 * count, 5), np.uint32)
+        index = random.permutation(2 * count)[:count]
+        delta = random.integers(0, 2**32, (count, 5), np.uint32)
+        valid = random.integers(0, 256, -(-2 * count // 8), np.uint8)
+        there = np.unpackbits(valid, bitorder="little")[index].astype(bool)
+        by_region, before = np.array([3, 1], np.uint8), records.copy()
+        coef = parity.add_delta(records, index, count, by_region, delta, valid)
+        assert coef is None or np.array_equal(coef, by_region[index // count])
+        assert np.array_equal(records[index[~there]], before[index[~there]])
+        parity.add_delta(before, index[there], count, by_region, delta[there])
+        assert np.array_equal(records, before)
+    with pytest.raises(ArgumentError, match="valid has no bit for each of 600"):
+        parity.add_delta(records, index, count, by_region, delta, valid[:-1])
+
+
 def test_a_delta_of_records_that_do_not_protect_its_owner_changes_nothing(level: str) -> None:
     kernel = KERNELS["add_delta"]
     arguments = {**kernel.arrays(), "by_region": np.array([0, 1], np.uint8)}

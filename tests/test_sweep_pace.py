@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from planaria.server.pace import KEPT_SPEED, LEAST_SHARE, PRIORITIES, Pace, is_paced
+from planaria.server.pace import CALM, PRIORITIES, URGENT, Manner, Pace, is_paced
 from planaria.simulator import Faults, ToyJob, World
 from planaria.wire.messages import Install, Member, Message, View
 
@@ -45,15 +45,16 @@ class Training:
         return (self.steps - steps) * CALM_S / seconds, self.pieces - pieces
 
 
+@pytest.mark.parametrize("manner", [URGENT, CALM])
 @pytest.mark.parametrize("slower", [1.5, 2.0, 4.0])
-def test_training_keeps_its_speed_and_the_sweep_moves(slower: float) -> None:
-    training = Training(Pace(CALM_S), slower)
+def test_training_keeps_its_speed_and_the_sweep_moves(slower: float, manner: Manner) -> None:
+    training = Training(Pace(CALM_S, manner), slower)
     training.run(5.0)
     speed, pieces = training.run(60.0)
-    assert speed > KEPT_SPEED - 0.05
+    assert speed > manner.kept_speed - 0.05
     assert pieces > 60
     unpaced, most = Training(Pace(0.0), slower).run(60.0)
-    assert unpaced < KEPT_SPEED - 0.1  # control
+    assert unpaced < manner.kept_speed - 0.1  # control
     assert pieces < most
 
 
@@ -74,7 +75,7 @@ def test_where_something_else_makes_steps_slow_the_sweep_goes_on() -> None:
     training = Training(Pace(CALM_S / 3), slower=2.0)
     training.run(5.0)
     speed, pieces = training.run(60.0)
-    assert speed > KEPT_SPEED - 0.1  # of what the others leave
+    assert speed > URGENT.kept_speed - 0.1  # of what the others leave
     assert pieces > 60
 
 
@@ -84,7 +85,15 @@ def test_a_sweep_never_stops() -> None:
     training.run(1.0)
     _, pieces = training.run(60.0)
     assert pace.share < 0.5
-    assert pieces > 60.0 / training.piece_s * LEAST_SHARE / 2
+    assert pieces > 60.0 / training.piece_s * URGENT.least_share / 2
+
+
+def test_records_that_only_move_yield_more_than_those_that_are_lost() -> None:
+    (urgent, more), (calm, fewer) = (
+        Training(Pace(CALM_S, manner), slower=2.0).run(60.0) for manner in (URGENT, CALM)
+    )
+    assert calm > urgent
+    assert fewer < more
 
 
 def test_who_does_not_know_how_long_a_step_took_does_not_hold_back() -> None:

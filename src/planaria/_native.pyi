@@ -19,7 +19,13 @@ def gather(records: Records, index: Index, out: Records, /) -> None: ...
 def scatter(records: Records, index: Index, values: Records, /) -> None: ...
 def mul_add(records: Records, index: Index, coef: Bytes | None, delta: Records) -> None: ...
 def add_delta(
-    records: Records, index: Index, slots: int, by_region: Bytes, delta: Records, coef: Bytes, /
+    records: Records,
+    index: Index,
+    slots: int,
+    by_region: Bytes,
+    delta: Records,
+    coef: Bytes,
+    valid: Bytes | None,
 ) -> bool: ...
 def share_deltas(
     index: Index,

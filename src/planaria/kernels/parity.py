@@ -58,11 +58,17 @@ def share_deltas(
 
 
 def add_delta(
-    records: Records, index: Index, slots: int, by_region: Bytes, delta: Records
+    records: Records,
+    index: Index,
+    slots: int,
+    by_region: Bytes,
+    delta: Records,
+    valid: Bytes | None = None,
 ) -> Bytes | None:
     """records[index[i]] ^= coef[i] * delta[i], where by_region[index[i] // slots] is coef[i].
 
-    Returns coef, or None if all of it is 1. RowError where one is 0, as for records outside.
+    valid: a bitmap, if not all records are; those that are not stay as they are. Returns coef, or
+    None if all of it is 1. RowError where one is 0, as for records outside.
     """
     array("records", records, np.uint32, 2, writable=True)
     array("index", index, np.int64, 1)
@@ -73,6 +79,10 @@ def add_delta(
         f"{len(by_region)} regions of {slots} slots do not cover {len(records)} records",
     )
     require_apart([records], [index, by_region, delta])
+    if valid is not None:
+        array("valid", valid, np.uint8, 1)
+        require(len(valid) * 8 >= len(records), f"valid has no bit for each of {len(records)}")
+        require_apart([records], [valid])
     coef = np.empty(len(index), np.uint8)
-    other: bool = _backend().add_delta(records, index, slots, by_region, delta, coef)
+    other: bool = _backend().add_delta(records, index, slots, by_region, delta, coef, valid)
     return coef if other else None

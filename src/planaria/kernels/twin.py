@@ -81,14 +81,22 @@ def mul_add(records: Records, index: Index, coef: Bytes | None, delta: Records) 
 
 
 def add_delta(
-    records: Records, index: Index, slots: int, by_region: Bytes, delta: Records, coef: Bytes
+    records: Records,
+    index: Index,
+    slots: int,
+    by_region: Bytes,
+    delta: Records,
+    coef: Bytes,
+    valid: Bytes | None,
 ) -> bool:
     check_range(index, len(records), "index")
     coef[:] = by_region[index // slots]
     if not coef.all():
         at = int(np.flatnonzero(coef == 0)[0])
         raise RowError(f"index[{at}] is {index[at]}, which lies in a region whose coefficient is 0")
-    mul_add(records, index, coef, delta)
+    _distinct(index, "index")
+    there = slice(None) if valid is None else (valid[index // 8] >> (index % 8) & 1).astype(bool)
+    mul_add(records, index[there], coef[there], delta[there])
     return bool((coef != 1).any())
 
 

@@ -4,19 +4,32 @@ Rebuilding takes cores, memory and network from training, on whatever machines t
 much that hurts shows in one figure that every server sees: how long a step takes, against how long
 it took before the loss. So a paced sweep works for a share of the time, which shrinks when steps
 take longer than training can bear, and grows as long as they do not. Where they take long although
-the sweep hardly works, something else is to blame, and that is how long a step takes now.
+the sweep hardly works, something else is to blame, and that is how long a step takes now. Records
+that only move are in no danger: then the share begins small, grows slowly, and yields more.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 PRIORITIES = ("training", "balanced", "redundancy")
-KEPT_SPEED = 0.9  # that training keeps while it is paced for
-FIRST_SHARE, LEAST_SHARE = 0.5, 1 / 16
-GROWS, SHRINKS = 1.5, 0.6
 BLAMELESS = 3  # slow steps at the least share, before another cause is looked for
 NEWEST = 0.5  # the weight of the newest step: single ones scatter
+
+
+class Manner(NamedTuple):
+    """How it treats training."""
+
+    kept_speed: float  # of training, while it is paced for
+    first_share: float
+    least_share: float
+    grows: float
+    shrinks: float
+
+
+URGENT = Manner(0.9, 1 / 2, 1 / 16, 1.5, 0.6)  # something is lost
+CALM = Manner(0.95, 1 / 32, 1 / 64, 1.2, 0.5)
 
 
 def is_paced(priority: str, r: int, lost: int) -> bool:
@@ -30,8 +43,9 @@ def is_paced(priority: str, r: int, lost: int) -> bool:
 class Pace:
     """Of one sweep. step_s: how long a step took before; 0: as fast as it can go."""
 
-    def __init__(self, step_s: float) -> None:
-        self.share = FIRST_SHARE if step_s else 1.0
+    def __init__(self, step_s: float, manner: Manner = URGENT) -> None:
+        self._manner = manner
+        self.share = manner.first_share if step_s else 1.0
         self._calm_s = step_s or math.inf  # how long a step would take without the sweep
         self._took_s = 0.0  # how long they take, smoothed
         self._blameless = 0  # slow steps in a row, at the least share
@@ -55,11 +69,12 @@ class Pace:
 
     def _stepped(self, took_s: float) -> None:
         self._took_s += (took_s - self._took_s) * NEWEST if self._took_s else took_s
-        slow = self._took_s > self._calm_s / KEPT_SPEED
-        self._blameless = self._blameless + 1 if slow and self.share == LEAST_SHARE else 0
+        kept_speed, _, least, grows, shrinks = self._manner
+        slow = self._took_s > self._calm_s / kept_speed
+        self._blameless = self._blameless + 1 if slow and self.share == least else 0
         if self._took_s < self._calm_s < math.inf or self._blameless >= BLAMELESS:
             self._calm_s = self._took_s
-        self.share = min(max(self.share * (SHRINKS if slow else GROWS), LEAST_SHARE), 1.0)
+        self.share = min(max(self.share * (shrinks if slow else grows), least), 1.0)
 
     def pieces(self, most: int) -> int:
         """How many may be under way now. One at a time, as long as it must rest between them."""

@@ -21,7 +21,7 @@ from planaria.kernels.types import Bytes, Index, Records
 from planaria.server.arena import ArenaStore
 from planaria.server.decoding import Mates, find_mates
 from planaria.server.job import ServerJob
-from planaria.server.pace import Pace, is_paced
+from planaria.server.pace import CALM, URGENT, Pace, is_paced
 from planaria.server.store import Store
 from planaria.wire.machine import BACK_OFF, MAX_BACK_OFF, Outbox
 from planaria.wire.messages import Install, MateReply, MateRequest, Member, RangeRequest, View
@@ -201,7 +201,7 @@ class Rebuilder:
         self._leaves = install.servers[self.store.place] not in install.staying()
         r, lost = self.store.layout.r, len(install.rebuilding)
         paced = is_paced(self.job.rebuild_priority, r, lost)
-        self._pace = Pace(install.step_s if paced else 0.0)
+        self._pace = Pace(install.step_s if paced else 0.0, URGENT if lost else CALM)
         self._restart()
 
     def _restart(self) -> None:

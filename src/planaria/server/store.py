@@ -352,7 +352,11 @@ class Store:
         return deltas
 
     def apply_parity(self, source: int, step: int, deltas: Sequence[ParityDelta]) -> None:
-        """Applies the delta(step) of one source to the parity records, in all arenas."""
+        """Applies the delta(step) of one source to the parity records, in all arenas.
+
+        Those that are not valid yet get it from the history, when they are restored: until then
+        their memory, which may never have been touched, is left alone.
+        """
         history = self.history_of(source)
         history.check_next(step)
         if len(deltas) != len(self.arenas):
@@ -360,9 +364,9 @@ class Store:
         changes: list[Change] = []
         try:
             for store, (index, delta) in zip(self.arenas, deltas, strict=True):
-                coef = add_delta(
-                    store.records, index, store.layout.slots, self._coef_by_region[source], delta
-                )
+                by_region, slots = self._coef_by_region[source], store.layout.slots
+                valid = store.bitmap if store.invalid else None
+                coef = add_delta(store.records, index, slots, by_region, delta, valid)
                 changes.append(Change(index, coef, delta))
         except BaseException:
             self._undo(changes)
