@@ -123,6 +123,7 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
             "join_s": draw(st.floats(1, 1e6)),
             "hang_limit_s": draw(positive),
         },
+        "wire": {"packing": draw(st.sampled_from(["auto", "on", "off"]))},
         "rebuild": {
             "priority": draw(st.sampled_from(["training", "balanced", "redundancy"])),
             "chunk": draw(whole),
@@ -260,7 +261,7 @@ def is_right(path: str, value: object) -> bool:
             return value is None or (isinstance(value, str) and value != "")
         case "cluster.encryption" | "cluster.early_answers" | "script.resume" | "data.shuffle":
             return isinstance(value, bool)
-        case "trainer.elastic":
+        case "trainer.elastic" | "wire.packing":
             return isinstance(value, bool)
         case "reproducible":
             return value is False

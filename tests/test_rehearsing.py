@@ -13,7 +13,7 @@ from planaria.server.rehearsing import BEFORE, Rehearsal
 from planaria.server.reserve import Reserve
 from planaria.server.store import Store
 from planaria.tables import Table, make_arenas
-from planaria.wire.codec import Envelope
+from planaria.wire.codec import Envelope, Frames
 from planaria.wire.control import Orders
 from planaria.wire.machine import Outbox
 from planaria.wire.messages import NO_VIEW, Hello, Install, MateReply, Message, Stop, View
@@ -154,11 +154,13 @@ class Scene:
     def receive(self) -> list[Envelope]:
         return [Envelope("supervisor", "", message) for message in self.coming.pop(0)]
 
-    def encode(self, message: Message) -> Message:
-        return message
+    def encode(self, message: Message) -> Frames:
+        frames = Frames([message])
+        frames.array_bytes = 0
+        return frames
 
-    def send_all(self, messages: list[tuple[str, Message]]) -> None:
-        self.sent += messages
+    def send_all(self, messages: list[tuple[str, Frames]]) -> None:
+        self.sent += [(to, frames[0]) for to, frames in messages]
 
     def tick(self, now: float) -> Outbox:
         return []
