@@ -15,6 +15,7 @@ import planaria
 from planaria import kernels
 from planaria.cluster.trace import Trace
 from planaria.comparing.command import compare_command
+from planaria.compressing.command import compress_command
 from planaria.config import CheckpointConfig
 from planaria.config.text import read_file
 from planaria.display import show_report
@@ -319,6 +320,7 @@ app.command("trainer")(trainer_command)
 app.command("coordinator")(coordinator_command)
 app.command()(plan)
 app.command("compare")(compare_command)
+app.command("compress")(compress_command)
 app.command("export")(export_command)
 app.command("predict")(predict_command)
 app.command("import")(import_command)

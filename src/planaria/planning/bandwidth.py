@@ -62,15 +62,17 @@ class Cluster(NamedTuple):
         return self.servers - 1 if scatter >= self.servers - 1 else scatter // 2 * 2
 
 
-def link_of(text: str, latency_s: float = 0.0) -> Link:
-    """From a number and its unit: 10Gbit, 300Mbit/s, 10Gbps."""
+def link_of(text: str, option: str = "--link", latency_s: float = 0.0) -> Link:
+    """From a number and its unit: 10Gbit, 300Mbit/s, 10Gbps. option: of a command, that has it."""
     found = re.fullmatch(r"([\d.]+) ?([kmgt]?)b(it(/s)?|ps)", text.strip(), re.IGNORECASE)
     try:
         bits_per_s = float(found[1]) * _PREFIXES[found[2].lower()] if found else 0.0
     except ValueError:
         bits_per_s = 0.0
     if not bits_per_s:
-        raise ConfigError(f"--link: expected a rate in bits, such as 10Gbit or 300Mbit, got {text}")
+        raise ConfigError(
+            f"{option}: expected a rate in bits, such as 10Gbit or 300Mbit, got {text}"
+        )
     return Link(bits_per_s, latency_s)
 
 
