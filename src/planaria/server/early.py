@@ -15,6 +15,7 @@ import numpy as np
 from planaria.kernels.types import Bytes, Index, Mask
 from planaria.server.store import Store
 from planaria.wire.machine import Outbox
+from planaria.wire.coding import Coding
 from planaria.wire.messages import Early, Lookup, Member, View
 
 LookupKey = tuple[int, int, int]
@@ -55,8 +56,9 @@ class Marks:
 class EarlyRows:
     """What one store has given early of which lookup."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, coding: Coding) -> None:
         self.store = store
+        self.coding = coding
         records = [arena.data_records for arena in store.arenas]
         self.named = Marks(records)  # that were asked for in the step to come
         self.changed = Marks(records)  # by the last step
@@ -79,14 +81,18 @@ class EarlyRows:
         return [~named for named in self.named.among(lookup.indices)]
 
     def _early(self, view: View, lookup: Lookup, which: list[Mask]) -> Early:
-        rows = enumerate(chosen(lookup.indices, which))
+        rows = chosen(lookup.indices, which)
+        found = [self.store.lookup(arena, index) for arena, index in enumerate(rows)]
+        own, place = self.store.layout, self.store.place
+        weights, frames = self.coding.packed(own, place, lookup, rows, found)
         return Early(
             view=view,
             place=self.store.place,
             step=lookup.step,
             part=lookup.part,
             which=packed(which),
-            weights=[self.store.lookup(arena, index) for arena, index in rows],
+            weights=weights,
+            frames=frames,
         )
 
     def rest(self, key: LookupKey, lookup: Lookup) -> list[Mask]:

@@ -132,7 +132,7 @@ class ServerMachine(Machine):
     def _adopt(self, store: Store) -> None:
         """All that follows from what this server holds."""
         self.place = store.place
-        self.early = EarlyRows(store) if self.job.early_answers else None
+        self.early = EarlyRows(store, self.job.coding) if self.job.early_answers else None
         self.holders = store.holders
         self.rebuilder = Rebuilder(store, self.job)
 
@@ -432,10 +432,10 @@ class ServerMachine(Machine):
         if self._missing([lookup.indices]) or self.store.step < as_of:
             return
         which = self.early.rest(key, lookup) if self.early else []
-        weights = [
-            self.store.lookup(arena, index, as_of)
-            for arena, index in enumerate(chosen(lookup.indices, which))
-        ]
+        rows = chosen(lookup.indices, which)
+        found = [self.store.lookup(arena, index, as_of) for arena, index in enumerate(rows)]
+        layout, coding = self.store.layout, self.job.coding
+        weights, frames = coding.packed(layout, self.place, lookup, rows, found)
         del self.lookups[key]
         answer = Answer(
             view=self.view,
@@ -446,6 +446,7 @@ class ServerMachine(Machine):
             whole=self.whole,
             weights=weights,
             which=packed(which),
+            frames=frames,
         )
         self.send(sender, answer)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from planaria.layout import Layout
 from planaria.trainer.rerouting import FloatsByPlace, RowsByPlace
+from planaria.wire.coding import Coding
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class TrainerJob:
     rows: Sequence[int]  # of the arenas
     dims: Sequence[int]
     retry_s: float = 1.0
+    coding: Coding = Coding()  # of rows, on their way here
 
 
 @dataclass(frozen=True)

@@ -98,13 +98,21 @@ class TrainerMachine(Machine):
 
     # ------------------------------------------------------------------ the driver's side
 
-    def ask(self, step: int, part: int, rows: RowsByPlace, layout: Layout | None = None) -> None:
+    def ask(
+        self,
+        step: int,
+        part: int,
+        rows: RowsByPlace,
+        layout: Layout | None = None,
+        *,
+        exact: bool = False,
+    ) -> None:
         """Of the step to be computed, or of the one after it. layout: whose places the rows are
-        named by, if not that which the job began with.
+        named by, if not that which the job began with. exact: they are to come bit for bit.
         """
         if not self.step <= step <= self.step + 1:
             raise StepError(f"rows of step {step} are asked for, but step {self.step} is due")
-        self.asked[step, part] = self.rerouting.route(rows, layout or self.job.layout)
+        self.asked[step, part] = self.rerouting.route(rows, layout or self.job.layout, exact=exact)
         if self._is_due((step, part)):
             self._send_lookups((step, part))
 
@@ -295,8 +303,12 @@ class TrainerMachine(Machine):
 
     def _is_wanted(self, message: Answer | Early) -> bool:
         """Whether rows of that lookup and place are."""
-        asked = (message.step, message.part) in self.asked
-        return asked and 0 <= message.place < self.servers
+        asked = self.asked.get((message.step, message.part))
+        if asked is None or not 0 <= message.place < self.servers:
+            return False
+        if message.frames:
+            self.job.coding.unpack(message, self.layout, asked.rows[message.place])
+        return True
 
     def _on_answer(self, answer: Answer) -> None:
         part, place = (answer.step, answer.part), answer.place
@@ -377,7 +389,7 @@ class TrainerMachine(Machine):
         if not self._live():
             return
         assert self.install
-        rows, (step, number) = self.asked[part].rows, part
+        asked, (step, number) = self.asked[part], part
         for place in range(self.servers) if places is None else places:
             if place not in self.answers.get(part, {}):
                 lookup = Lookup(
@@ -385,8 +397,9 @@ class TrainerMachine(Machine):
                     rank=self.rank,
                     step=step,
                     part=number,
-                    indices=list(rows[place]),
+                    indices=list(asked.rows[place]),
                     last=self.last is not None,
+                    exact=asked.exact,
                 )
                 self.send(self.install.servers[place], lookup)
 
