@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planaria.layout import Layout
+from planaria.trainer.bounds import BoundRule
 from planaria.trainer.rerouting import FloatsByPlace, RowsByPlace
 from planaria.wire.coding import Coding
 
@@ -17,6 +18,7 @@ class TrainerJob:
     dims: Sequence[int]
     retry_s: float = 1.0
     coding: Coding = Coding()  # of rows, on their way here
+    bound_rule: BoundRule = BoundRule()  # of those that are within a bound
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,9 @@
 What arrives of a row depends on its bits, its table and the step, and on nothing else: not on what
 else is in the message, which server sent it, or whether it came early. So a job with lossy lookups
 is as reproducible as an exact one, whoever dies.
+
+Servers keep nothing of it: a lookup carries the bounds of its step (planaria.trainer.bounds), and
+which encoder a table has is written down with the job.
 """
 
 from __future__ import annotations
@@ -10,30 +13,86 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from planaria.config import Config
+from planaria.errors import ArgumentError, ConfigError, NotFiniteError, WireError
 from planaria.kernels import lossy
-from planaria.kernels.types import Bytes, Floats, Index
+from planaria.kernels.types import Bytes, Floats, Index, Mask
 from planaria.layout import Layout
 from planaria.tables import Arena
 from planaria.wire.messages import Answer, Early, Lookup
 
-KINDS = ("exact", "fp16", "bf16", "lossy")
-DECAYS = 10  # times, until the bound is what was asked for
+EXACT = "exact"
+HALVES = ("fp16", "bf16")
+NO_FRAME: Bytes = np.zeros(0, np.uint8)
+Rows = TypeVar("Rows", Answer, Early)
 
 
 @dataclass(frozen=True)
 class Coding:
-    """How the rows of a job travel."""
+    """How the rows of each table travel. Without encoders all are exact."""
 
     arenas: Sequence[Arena] = ()
     names: Sequence[str] = ()  # of all tables
-    kind: str = "exact"
-    bound: float = 0.0  # of lossy ones: how far a weight may be from what it was, in the end
-    decay_steps: int = 0  # until then it is up to twice that
-    encoder: str = "none"
+    encoders: Sequence[str] = ()  # of all tables: `exact`, `fp16`, `bf16`, or one of codes
+
+    def __post_init__(self) -> None:
+        known = lossy.available()
+        missing = [
+            (name, one)
+            for name, one in zip(self.names, self.encoders, strict=False)
+            if one not in known
+        ]
+        if missing:
+            name, one = missing[0]
+            raise ConfigError(
+                f"wire: the rows of table {name!r} are to be sent with {one}, which is not "
+                "installed here; pip install planaria[compression] on every machine"
+            )
+
+    @classmethod
+    def of_job(cls, config: Config) -> Coding:
+        names = [table.name for table in config.tables]
+        encoders = [config.wire.encoder_of(name) for name in names]
+        return cls(config.arenas, names, encoders) if {*encoders} != {EXACT} else cls()
+
+    @cached_property
+    def adapts(self) -> Mask:
+        """By table: whether it has a bound."""
+        return np.array([one not in (EXACT, *HALVES) for one in self.encoders], np.bool_)
+
+    @cached_property
+    def _codes(self) -> list[bool]:
+        """By arena: whether any of its tables is not sent exactly."""
+        return [
+            any(self.encoders[table] != EXACT for table in arena.table_ids)
+            if self.encoders
+            else False
+            for arena in self.arenas
+        ]
+
+    @cached_property
+    def _named(self) -> list[tuple[list[str], list[str]]]:
+        """By arena: names and encoders of its tables."""
+        ids = [arena.table_ids.tolist() for arena in self.arenas]
+        return [([self.names[t] for t in own], [self.encoders[t] for t in own]) for own in ids]
+
+    # ------------------------------------------------------------------ a server's side
+
+    def check(self, lookup: Lookup) -> None:
+        """What a lookup says of bounds, before anything is done with it."""
+        if lookup.exact or not self.adapts.any():
+            return
+        if len(lookup.bounds) != 1 or lookup.bounds[0].shape != self.adapts.shape:
+            raise ArgumentError(f"a lookup needs {len(self.adapts)} bounds, one for each table")
+        bounds = lookup.bounds[0]
+        if not bool(((bounds >= 0) & (bounds <= lossy.HIGHEST_BOUND)).all()):
+            raise ArgumentError("a lookup has a bound that is none, or above 2^126")
 
     def packed(
         self,
@@ -43,52 +102,74 @@ class Coding:
         indices: Sequence[Index],
         weights: list[Floats],
     ) -> tuple[list[Floats], list[Bytes]]:
-        """The rows of an answer as it has them: themselves, or a frame for each arena. indices:
-        their record numbers.
+        """The rows of an answer as it has them, per arena: themselves, or a frame. indices: their
+        record numbers. NotFiniteError where they cannot be sent so.
         """
-        if self.kind == "exact" or lookup.exact:
+        if lookup.exact or not any(self._codes):
             return weights, []
-        frames = []
-        for number, (index, rows) in enumerate(zip(indices, weights, strict=True)):
-            tables = self._tables(layout, place, number, index)
-            names = self._names[number]
-            bounds = np.full(len(names), self.bound_at(lookup.step), np.float32)
-            encoders = [self.encoder if self.kind == "lossy" else self.kind] * len(names)
-            frames.append(lossy.encode(rows, tables, bounds, encoders, names))
-        return [], frames
+        all_bounds = lookup.bounds[0] if lookup.bounds else np.zeros(len(self.names), np.float32)
+        plain, frames = list(weights), [NO_FRAME] * len(weights)
+        for number, arena in enumerate(self.arenas):
+            if self._codes[number]:
+                names, encoders = self._named[number]
+                tables = self.tables(layout, place, number, indices[number])
+                bounds = np.ascontiguousarray(all_bounds[arena.table_ids])
+                self._require_numbers(number, bounds, tables, weights[number])
+                frames[number] = lossy.encode(weights[number], tables, bounds, encoders, names)
+                plain[number] = weights[number][:0]
+        return plain, frames
 
-    def unpack(self, message: Answer | Early, layout: Layout, indices: Sequence[Index]) -> None:
-        """Gives a message that has frames its rows. indices: that were asked for. WireError where
-        they are not frames of these rows; what is not even about them stays without.
+    def _require_numbers(
+        self, number: int, bounds: Floats, tables: NDArray[np.int32], weights: Floats
+    ) -> None:
+        """Where tables with bounds have none so far, nobody else looks."""
+        arena = self.arenas[number]
+        exactly = self.adapts[arena.table_ids] & (bounds == 0)
+        if exactly.any():
+            wrong = ~np.isfinite(weights).all(axis=1) & exactly[tables]
+            if wrong.any():
+                lossy.refuse_rows(self._named[number][0][tables[np.argmax(wrong)]])
+
+    # ------------------------------------------------------------------ a trainer's side
+
+    def unpacked(self, message: Rows, layout: Layout, indices: Sequence[Index]) -> Rows:
+        """A message with rows instead of frames. indices: that were asked for. WireError where
+        these are no frames of such rows.
         """
-        frames, which = message.frames, message.which
-        if len(frames) != len(self.arenas) or len(which) not in (0, len(frames)):
-            return
-        if any(len(bits) * 8 < len(index) for bits, index in zip(which, indices, strict=False)):
-            return
+        if not message.frames:
+            return message
+        which = message.which
+        if {len(message.frames), len(message.weights)} != {len(self.arenas)}:
+            raise WireError("an answer has frames of other arenas than this job's")
+        if which and [len(b) for b in which] != [-(-len(index) // 8) for index in indices]:
+            raise WireError("an answer does not say which of the rows it has")
         if which:
             masks = [np.unpackbits(b, count=len(i)) for b, i in zip(which, indices, strict=True)]
             indices = [i[mask.view(np.bool_)] for i, mask in zip(indices, masks, strict=True)]
-        message.weights = [
-            lossy.decode(frame, self._tables(layout, message.place, number, index), arena.dim)
-            for number, (frame, index, arena) in enumerate(
-                zip(frames, indices, self.arenas, strict=True)
-            )
-        ]
-        message.frames = []
+        weights = list(message.weights)
+        for number, (frame, index) in enumerate(zip(message.frames, indices, strict=True)):
+            if len(frame):
+                tables = self.tables(layout, message.place, number, index)
+                weights[number] = lossy.decode(frame, tables, self.arenas[number].dim)
+        return msgspec.structs.replace(message, weights=weights, frames=[])
 
-    def bound_at(self, step: int) -> float:
-        """Twice the bound in the beginning, when weights are far from where they will be."""
-        if step >= self.decay_steps:
-            return self.bound
-        return self.bound * 2 * (1 - 0.5 * (DECAYS * step // self.decay_steps) / DECAYS)
+    # ------------------------------------------------------------------ tables
 
-    @cached_property
-    def _names(self) -> list[list[str]]:
-        return [[self.names[table] for table in arena.table_ids] for arena in self.arenas]
-
-    def _tables(self, layout: Layout, place: int, number: int, index: Index) -> NDArray[np.int32]:
+    def tables(self, layout: Layout, place: int, number: int, index: Index) -> NDArray[np.int32]:
         """By record: which of its arena's tables it belongs to."""
         arena = self.arenas[number]
-        rows = layout.arena(arena.rows).row_at(place, index)
-        return (np.searchsorted(arena.first_rows, rows, side="right") - 1).astype(np.int32)
+        if len(arena.table_ids) == 1:
+            return np.zeros(len(index), np.int32)
+        return self.of_rows(number, layout.arena(arena.rows).row_at(place, index))
+
+    def of_rows(self, number: int, rows: Index) -> NDArray[np.int32]:
+        """The same by rows of the arena."""
+        first = self.arenas[number].first_rows
+        return (np.searchsorted(first, rows, side="right") - 1).astype(np.int32)
+
+
+def bytes_spared(message: object) -> int:
+    """By the frames of a message: what its rows would have taken more without."""
+    if not isinstance(message, Answer | Early):
+        return 0
+    return sum(lossy.rows_bytes(frame) - frame.nbytes for frame in message.frames if len(frame))
