@@ -40,6 +40,7 @@ from planaria.wire.control import (
     AskStatus,
     ClaimEpoch,
     DataEnded,
+    Diverged,
     LastStep,
     Listening,
     Obeyed,
@@ -368,6 +369,8 @@ class Attempt:
                 self._on_reloaded(what)
             case DataEnded():
                 self._on_data_ended(what)
+            case Diverged():
+                self.machine.verdict = self.machine.verdict or Verdict(what.what)
             case LastStep():
                 self.saves.end_at(what.step, now)
                 self.config = self.machine.config = self.saves.config

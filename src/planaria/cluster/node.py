@@ -27,6 +27,7 @@ from planaria.control.children import EXIT_ORPHAN
 from planaria.errors import ClusterError
 from planaria.trainer.dense import dlrm_layers
 from planaria.wire.codec import Envelope, Frames
+from planaria.wire.coding import bytes_spared
 from planaria.wire.control import Control, Heard, Listening, Obeyed, Orders, Traffic
 from planaria.wire.limits import Limits
 from planaria.wire.machine import COORDINATOR, Machine, Outbox
@@ -103,7 +104,7 @@ class Node:
                 count, size, packed = self.sent.get(kind, (0, 0, 0))
                 self.sent[kind] = (
                     count + 1,
-                    size + frames.array_bytes,
+                    size + frames.array_bytes + bytes_spared(message),
                     packed + frames.packed_bytes,
                 )
         self.transport.send_all(messages)

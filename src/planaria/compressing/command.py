@@ -18,11 +18,11 @@ from planaria.compressing.pictures import show, write_png
 from planaria.compressing.recommending import Recommendation, recommend
 from planaria.compressing.sampling import take_samples
 from planaria.config import Config
+from planaria.config.wire import bits_per_s
 from planaria.errors import ConfigError, DamagedCheckpoint, PlanariaError
 from planaria.exits import EXIT_CONFIG, EXIT_FAILED, Output, leave, leave_if_unprinted
 from planaria.exporting import open_model
 from planaria.files import write_atomically
-from planaria.planning.bandwidth import link_of
 
 ROWS = 2048
 
@@ -57,7 +57,7 @@ def compress_command(
     quiet = str(json) == "-"
     console = Output(highlight=False, quiet=quiet)
     try:
-        bits_per_s = None if bandwidth is None else link_of(bandwidth, "--bandwidth").bits_per_s
+        rate = _rate(bandwidth)
         for path in (png, None if quiet else json):
             _check_folder(path)
         checkpoint = open_model(_folder_of(source), step, console.print)
@@ -71,10 +71,21 @@ def compress_command(
         leave(EXIT_FAILED, f"{error}; an earlier one can be named with --step")
     except PlanariaError as error:
         leave(EXIT_FAILED, str(error))
-    found = None if bits_per_s is None else recommend(report, bits_per_s)
+    found = None if rate is None else recommend(report, rate)
     show(console, report, found)
     _write(report, found, png, json, quiet=quiet)
     leave_if_unprinted(console)
+
+
+def _rate(bandwidth: str | None) -> float | None:
+    """Bits per second."""
+    if bandwidth is None:
+        return None
+    if not (rate := bits_per_s(bandwidth)):
+        raise ConfigError(
+            f"--bandwidth: expected a rate in bits, such as 10Gbit or 300Mbit, got {bandwidth}"
+        )
+    return rate
 
 
 def _measured(console: Output, checkpoint: Checkpoint, rows: int) -> Report:

@@ -139,6 +139,17 @@ def mapping(kinds: Mapping[str, Kind], needed: Collection[str], make: Make) -> K
     return Kind(f"keys with values, of {', '.join(kinds)}", read)
 
 
+def named(one: Kind, of: str) -> Kind:
+    """Any names, each with a value of one kind. of: what a name is of."""
+
+    def read(value: object) -> object:
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise Wrong
+        return _read_each(value.items(), lambda _: one, told=True)
+
+    return Kind(f"names, each of {of}, with {one.expected}", read)
+
+
 def _about_unknown(key: object, kinds: Mapping[str, Kind]) -> tuple[str, str]:
     near = difflib.get_close_matches(str(key), kinds, n=1)
     advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(kinds)}"

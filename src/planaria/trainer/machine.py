@@ -21,10 +21,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from planaria.dense import KEEP, DenseCopies
-from planaria.errors import StepError
+from planaria.errors import StepError, WireError
 from planaria.kernels.types import Bytes, Floats
 from planaria.layout import Layout
 from planaria.layout.resizing import layout_after
+from planaria.trainer.adapting import Adapting
+from planaria.trainer.bounds import split
 from planaria.trainer.early import EarlyParts, Part
 from planaria.trainer.job import Gradients, TrainerJob
 from planaria.trainer.reducing import Reduction
@@ -77,6 +79,8 @@ class TrainerMachine(Machine):
         self.asked: dict[Part, Route] = {}  # whose rows the driver has not taken
         self.answers: dict[Part, dict[int, list[Floats]]] = {}  # per place and arena
         self.early = EarlyParts()
+        self.adapting = Adapting(job)
+        self.errors: list[str] = []  # messages that were refused, for the log
         self.protected = [0] * self.servers  # by place: the last step that it has voted for
         self.pushed = 0  # the last step whose gradients were sent in this view
         self.pushes: dict[int, Gradients] = {}
@@ -84,6 +88,8 @@ class TrainerMachine(Machine):
         self.reduction = Reduction(0)
         self.between_steps = True  # the driver is, and will ask whether it may go on
         self._told_rest = False  # in this view
+        for known, state in list(dense.states.items()):
+            dense.put(known, self.adapting.start(known, state))
 
     @property
     def done(self) -> bool:
@@ -98,13 +104,21 @@ class TrainerMachine(Machine):
 
     # ------------------------------------------------------------------ the driver's side
 
-    def ask(self, step: int, part: int, rows: RowsByPlace, layout: Layout | None = None) -> None:
+    def ask(
+        self,
+        step: int,
+        part: int,
+        rows: RowsByPlace,
+        layout: Layout | None = None,
+        *,
+        exact: bool = False,
+    ) -> None:
         """Of the step to be computed, or of the one after it. layout: whose places the rows are
-        named by, if not that which the job began with.
+        named by, if not that which the job began with. exact: they are to come bit for bit.
         """
         if not self.step <= step <= self.step + 1:
             raise StepError(f"rows of step {step} are asked for, but step {self.step} is due")
-        self.asked[step, part] = self.rerouting.route(rows, layout or self.job.layout)
+        self.asked[step, part] = self.rerouting.route(rows, layout or self.job.layout, exact=exact)
         if self._is_due((step, part)):
             self._send_lookups((step, part))
 
@@ -118,7 +132,9 @@ class TrainerMachine(Machine):
         route = self.asked.pop((step, part))
         del self.answers[step, part]
         self.early.forget((step, part))
-        return route.back({place: answers[place] for place in range(self.servers)})
+        found = route.back({place: answers[place] for place in range(self.servers)})
+        self.adapting.received(step, route, found)
+        return found
 
     def give_gradients(self, step: int, gradients: Gradients, dense: Floats) -> None:
         """What the driver computed for the current step."""
@@ -127,18 +143,24 @@ class TrainerMachine(Machine):
         self.pushes[step] = gradients
         for old in [other for other in self.pushes if other <= step - KEEP]:
             del self.pushes[old]
-        self.reduction.give(step, dense)
+        self.reduction.give(step, self.adapting.extended(step, self.rank, gradients, dense))
         self._progress()
 
     def sum_of(self, step: int) -> Floats | None:
         """Of the dense gradient over all ranks, once it is there."""
-        return self.reduction.sums.get(step)
+        total = self.reduction.sums.get(step)
+        return None if total is None else self.adapting.cut(step, total)
+
+    def state_of(self, step: int) -> Bytes | None:
+        """The dense state as the driver gave it."""
+        state = self.dense.as_of(step)
+        return None if state is None else split(state)[0]
 
     def give_state(self, step: int, state: Bytes) -> None:
         """The dense state after a step: that of its sum, and of nothing else."""
         if step != self.step or step not in self.reduction.sums:
             raise StepError(f"the dense state of step {step} came, but step {self.step} is due")
-        self.dense.put(step, state)
+        self.dense.put(step, self.adapting.end(step, state, self.reduction.sums[step]))
         self.step = step + 1
         self.between_steps = True
         self._send_copies(step)
@@ -168,7 +190,8 @@ class TrainerMachine(Machine):
             self.answers.clear()
             self.early.clear()
             empty = [np.zeros(0, np.int64) for _ in self.job.dims]
-            self.ask(self.step, LAST_PART, dict.fromkeys(self.job.layout.places, empty))
+            rows = dict.fromkeys(self.job.layout.places, empty)
+            self.ask(self.step, LAST_PART, rows, exact=True)
 
     # ------------------------------------------------------------------ views
 
@@ -216,7 +239,8 @@ class TrainerMachine(Machine):
         with_mirrors = layout_after(self.job.layout, install.resizes, install.moving)
         self.rerouting = Rerouting(with_mirrors, self.job.rows)
         for part, route in self.asked.items():
-            self.asked[part] = self.rerouting.route(route.asked, route.layout)
+            again = self.rerouting.route(route.asked, route.layout, exact=route.exact)
+            self.asked[part] = again
 
     def _start_blank(self) -> None:
         """It was given up before its first view, and is now a replacement like any other."""
@@ -240,10 +264,8 @@ class TrainerMachine(Machine):
 
     def on_message(self, sender: Member, message: Message) -> None:
         match message:
-            case Answer() if self._is_wanted(message):
-                self._on_answer(message)
-            case Early() if self._is_wanted(message):
-                self._on_early(message)
+            case Answer() | Early():
+                self._on_rows(message)
             case Vote() if 0 <= message.place < self.servers:
                 self._on_vote(message.place, message.protected)
             case Lacks() if 0 <= message.place < self.servers and not self.blank:
@@ -293,10 +315,20 @@ class TrainerMachine(Machine):
         if state is not None:
             self.send(to, DenseCopy(view=self.view, step=as_of, state=state))
 
-    def _is_wanted(self, message: Answer | Early) -> bool:
-        """Whether rows of that lookup and place are."""
-        asked = (message.step, message.part) in self.asked
-        return asked and 0 <= message.place < self.servers
+    def _on_rows(self, message: Answer | Early) -> None:
+        """Damaged ones are as if they had not come: they will be asked for again."""
+        asked, place = self.asked.get((message.step, message.part)), message.place
+        if asked is None or not 0 <= place < self.servers:
+            return
+        try:
+            whole = self.job.coding.unpacked(message, self.rerouting.layout, asked.rows[place])
+        except WireError as error:
+            self.errors.append(f"{type(message).__name__} of place {place}: {error}")
+            return
+        if isinstance(whole, Early):
+            self._on_early(whole)
+        else:
+            self._on_answer(whole)
 
     def _on_answer(self, answer: Answer) -> None:
         part, place = (answer.step, answer.part), answer.place
@@ -328,7 +360,7 @@ class TrainerMachine(Machine):
     def _start_at(self, copy: DenseCopy) -> None:
         if self.install is None or copy.step != self.install.committed:
             return
-        self.dense.put(copy.step, copy.state)
+        self.dense.put(copy.step, self.adapting.start(copy.step, copy.state))
         self.blank = False
         self.step = copy.step + 1
         self._send_copies(copy.step)
@@ -377,7 +409,9 @@ class TrainerMachine(Machine):
         if not self._live():
             return
         assert self.install
-        rows, (step, number) = self.asked[part].rows, part
+        asked, (step, number) = self.asked[part], part
+        after, exact = self.dense.step, asked.exact
+        bounds = self.adapting.of_lookup(step, after=after, exact=exact)
         for place in range(self.servers) if places is None else places:
             if place not in self.answers.get(part, {}):
                 lookup = Lookup(
@@ -385,8 +419,10 @@ class TrainerMachine(Machine):
                     rank=self.rank,
                     step=step,
                     part=number,
-                    indices=list(rows[place]),
+                    indices=list(asked.rows[place]),
                     last=self.last is not None,
+                    exact=exact,
+                    bounds=bounds,
                 )
                 self.send(self.install.servers[place], lookup)
 

@@ -87,6 +87,12 @@ class Short(Control):
     wanted: int
 
 
+class Diverged(Control):
+    """Rows are no numbers any more, and the job is one that cannot send them."""
+
+    what: str
+
+
 class DataEnded(Control):
     """There are no samples for this step."""
 
@@ -298,6 +304,7 @@ Told: TypeAlias = (
     | SaveWanted
     | HeldOut
     | Short
+    | Diverged
     | DataEnded
     | PartSaved
     | PartFailed
