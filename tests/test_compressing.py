@@ -15,13 +15,14 @@ from planaria import Initial, Layout, Table, kernels
 from planaria.checkpoints import Checkpoint, Facts, publish
 from planaria.cli import app
 from planaria.cluster.files import Beginning, JobFiles
-from planaria.compressing.measuring import CLASSES, code_encoders, measure
+from planaria.compressing.measuring import CLASSES, measure
 from planaria.compressing.recommending import recommend
 from planaria.compressing.sampling import Sample, take_samples
 from planaria.config import Config
 from planaria.errors import ArgumentError
 from planaria.kernels import lossy
 from planaria.kernels.types import Index
+from planaria.wire.measuring import candidates
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 __all__ = ["small_chunks"]
@@ -105,7 +106,7 @@ def test_no_error_is_beyond_its_bound_and_none_is_made_up() -> None:
     report = measure(7, [normal_rows(), normal_rows("u", 1, 1e-40)])
     for line in report.lines:
         if line.bound_class in CLASSES:
-            assert list(line.measured) == code_encoders()
+            assert list(line.measured) == candidates()
             assert line.mean_error <= line.largest_error <= line.bound
     by_class = {line.bound_class: line for line in report.lines if line.table == "t"}
     assert by_class["tight"].largest_error > 0.5 * by_class["tight"].bound  # control
@@ -139,6 +140,15 @@ def test_a_number_that_is_none_is_told_with_its_table(wrong: float) -> None:
         measure(7, [sample])
 
 
+def test_what_is_recommended_is_taken_by_a_job() -> None:
+    samples = [normal_rows(table.name, rows=2000) for table in CONFIG.tables]
+    found = recommend(measure(7, samples), 1e7)
+    config = Config.from_dict({**CONFIG.to_dict(), **found.settings()})
+    encoders = {one.table: one.encoder for one in found.choices}
+    assert {name: config.wire.encoder_of(name) for name in encoders} == encoders
+    assert "exact" not in encoders.values()
+
+
 def test_the_slower_the_link_the_more_is_encoded() -> None:
     report = measure(7, [normal_rows(rows=2000)])
     slow, fast = recommend(report, 1e7).choices[0], recommend(report, 1e13).choices[0]
@@ -157,6 +167,7 @@ def test_a_checkpoint_is_shown_drawn_and_written(tmp_path: Path) -> None:
     done = compress(str(tmp_path / "ck"), "--rows", "40", "--bandwidth", "100Mbit", *files)
     assert done.exit_code == 0, done.output
     assert "step 9; ratio" in done.output
+    assert "\nwire:\n  lookups: lossy\n  bandwidth: 100Mbit\n" in done.output
     assert max(map(len, done.output.split("step 9")[0].splitlines())) <= 80
     assert png.read_bytes().startswith(b"\x89PNG")
     made = json.loads(file.read_text())

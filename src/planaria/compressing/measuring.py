@@ -16,8 +16,11 @@ from planaria.kernels import lossy
 from planaria.kernels.lossy import Measured
 from planaria.kernels.twin_lossy import FRAME
 from planaria.kernels.types import Bytes, Floats
+from planaria.trainer.bounds import BoundRule
+from planaria.wire.measuring import candidates
 
-CLASSES = {"tight": 0.01, "base": 0.03, "loose": 0.05}
+RULE = BoundRule()
+CLASSES = {"tight": RULE.tight, "base": RULE.base, "loose": RULE.loose}
 """Bounds, as parts of what a table's weights span."""
 HALVES = ("fp16", "bf16")
 ROUNDS = 5
@@ -75,11 +78,6 @@ class Report:
         return {"step": self.step, "tables": tables, "lines": lines}
 
 
-def code_encoders() -> list[str]:
-    """Those that make codes, and can be had here."""
-    return [name for name in lossy.available() if name not in ("exact", *HALVES)]
-
-
 def measure(
     step: int, samples: Sequence[Sample], observe: Callable[[], None] = lambda: None
 ) -> Report:
@@ -92,7 +90,7 @@ def measure(
         span = float(np.ptp(sample.weights.astype(np.float64)))
         for name, share in CLASSES.items():
             bound = min(share * span, float(lossy.HIGHEST_BOUND))
-            lines.append(_line(sample, name, bound, code_encoders()))
+            lines.append(_line(sample, name, bound, candidates()))
         observe()
     return Report(step, list(samples), lines)
 

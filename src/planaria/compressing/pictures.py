@@ -10,8 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from planaria.compressing.measuring import CLASSES, HALVES, Report, code_encoders
+from planaria.compressing.measuring import CLASSES, HALVES, Report
 from planaria.compressing.recommending import Recommendation
+from planaria.wire.measuring import candidates
 
 NOTHING = "-"
 COLOURS = ("#999999", "#2a7f62", "#c8553d", "#3d6fc8", "#8a5a9e", "#d9a441", "#555555")
@@ -51,7 +52,7 @@ def _table(columns: Sequence[str], words: int) -> Table:
 
 
 def _lines(report: Report) -> Table:
-    encoders = code_encoders()
+    encoders = candidates()
     columns = ["table", "bound", "largest\nerror", "mean\nerror", *HALVES, *encoders]
     table = _table(columns, 2)
     for line in report.lines:
@@ -66,7 +67,7 @@ def _lines(report: Report) -> Table:
 
 def _totals(report: Report) -> Table:
     table = _table(["encoder", *CLASSES, "encode\nMB/s", "decode\nMB/s"], 1)
-    for name in (*HALVES, *code_encoders()):
+    for name in (*HALVES, *candidates()):
         found = [line.measured[name] for line in report.lines if name in line.measured]
         ratios = [report.ratio(name, name)] * len(CLASSES) if name in HALVES else None
         ratios = ratios or [report.ratio(one, name) for one in CLASSES]
@@ -120,7 +121,7 @@ def _draw_ratios(axes: Any, report: Report, tables: Sequence[str]) -> None:
 
 
 def _draw_rates(axes: Any, report: Report) -> None:
-    for colour, name in zip(COLOURS, (*HALVES, *code_encoders()), strict=True):
+    for colour, name in zip(COLOURS, (*HALVES, *candidates()), strict=True):
         found = [line.measured[name] for line in report.lines if name in line.measured]
         both = [1e-6 / (1 / one.encode_rate + 1 / one.decode_rate) for one in found]
         axes.plot([one.ratio for one in found], both, "o", color=colour, label=name, alpha=0.6)

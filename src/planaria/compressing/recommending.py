@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
+import yaml  # type: ignore[import-untyped]
 
-from planaria.compressing.measuring import CLASSES, Report
+from planaria.compressing.measuring import RULE, Report
 from planaria.compressing.sampling import Sample
 from planaria.kernels import lossy
 
@@ -28,23 +28,33 @@ class Recommendation:
     choices: list[Choice]
 
     def sentences(self) -> list[str]:
-        return [
+        found = [
             f"at {self.bits_per_s / 1e6:,g} Mbit/s; gain: how many times sooner rows arrive than "
             "as they are, encoding and decoding included"
         ]
+        if any(one.encoder != "exact" for one in self.choices):
+            return [*found, "for the job's file, of which wire.bounds has the bounds:", self.yaml()]
+        return [*found, "nothing pays: leave wire.lookups at exact"]
+
+    def settings(self) -> dict[str, Any]:
+        """Keys of a job."""
+        encoders = {one.table: one.encoder for one in self.choices}
+        rate = f"{self.bits_per_s / 1e6:g}Mbit"
+        return {"wire": {"lookups": "lossy", "bandwidth": rate, "encoders": encoders}}
+
+    def yaml(self) -> str:
+        text: str = yaml.safe_dump(self.settings(), sort_keys=False)
+        return text.rstrip()
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "choices": [one._asdict() for one in self.choices]}
+        choices = [one._asdict() for one in self.choices]
+        return {**asdict(self), "choices": choices, "settings": self.settings()}
 
 
 def class_of(sample: Sample) -> str:
-    """The fewer rows still differ once they are codes, the more a table loses by a wide bound."""
-    span = np.ptp(sample.weights.astype(np.float64))
-    if span == 0:
-        return "loose"
-    codes = np.rint(sample.weights / (2 * CLASSES["base"] * span))
-    left = len(np.unique(codes, axis=0)) / len(sample.weights)
-    return "tight" if left < 0.5 else "base" if left < 0.95 else "loose"
+    """As a job would class it by these rows."""
+    flat = sample.weights.min() == sample.weights.max()
+    return "tight" if flat else RULE.class_of(sample.weights)
 
 
 def recommend(report: Report, bits_per_s: float) -> Recommendation:

@@ -55,14 +55,18 @@ class BoundRule:
 
     def bound_of(self, values: Floats) -> float:
         """For one table, from some of its rows, float32[n, dim]."""
-        lowest, highest = float(values.min()), float(values.max())
-        span = highest - lowest
+        span = float(values.max()) - float(values.min())
         if not 0 < span < np.inf:
             return 0.0
+        shares = {"tight": self.tight, "base": self.base, "loose": self.loose}
+        return min(shares[self.class_of(values)] * span, 2.0**125)
+
+    def class_of(self, values: Floats) -> str:
+        """tight, base or loose: by these rows, which are not all one number."""
+        span = float(values.max()) - float(values.min())
         codes = np.rint(values.astype(np.float64) / (2 * self.base * span)).astype(np.int64)
         left = len(np.unique(codes, axis=0)) / len(values)
-        share = self.loose if left >= LEFT_LOOSE else self.base if left >= LEFT_BASE else self.tight
-        return min(share * span, 2.0**125)
+        return "loose" if left >= LEFT_LOOSE else "base" if left >= LEFT_BASE else "tight"
 
 
 @dataclass(frozen=True)
