@@ -58,6 +58,7 @@ class Node:
         can_wait = role == "server"  # deltas, to other servers
         self.transport = open_transport(member, self.keys, bind, limits, can_wait=can_wait)
         self.transport.packs = self.config.packs
+        self.transport.gradients = self.config.wire.gradients
         self.line = Line(
             self.transport, files.supervisor(), self.config.cluster.heartbeat_ms / 1000
         )

@@ -77,6 +77,7 @@ class TrainerNode(MemberNode):
             config.cluster.retry_ms / 1000,
             Coding.of_job(config),
             bound_rule(config),
+            config.wire.gradients,
         )
         self.trainer = TrainerMachine(self.member, job, dense, fresh_rank=rank)
         self.machine = self.trainer

@@ -50,6 +50,7 @@ SHARE = number("a number above 0, up to 1", lambda x: 0 < x <= 1)
 class WireConfig:
     packing: Annotated[str, choice("auto", "on", "off")] = "auto"
     lookups: Annotated[str, LOOKUPS] = "exact"
+    gradients: Annotated[str, choice("exact", "fp16", "bf16")] = "exact"
     tables: Annotated[Mapping[str, str] | None, or_null(named(LOOKUPS, "a table"))] = None
     encoder: Annotated[str, choice("auto", *CODERS)] = "auto"
     encoders: Annotated[

@@ -96,6 +96,7 @@ class Client:
 
     def push(self, step: int, gradients: Gradients, dense: Floats) -> None:
         """Of a step. All arrays are the machine's from now on."""
+        gradients = gradients.rounded(self.machine.job.rounding)
         with self._calling():
             self.machine.give_gradients(step, gradients, dense)
 

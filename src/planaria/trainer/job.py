@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planaria.layout import Layout
 from planaria.trainer.bounds import BoundRule
 from planaria.trainer.rerouting import FloatsByPlace, RowsByPlace
 from planaria.wire.coding import Coding
+from planaria.wire.rounding import EXACT, rounded
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class TrainerJob:
     retry_s: float = 1.0
     coding: Coding = Coding()  # of rows, on their way here
     bound_rule: BoundRule = BoundRule()  # of those that are within a bound
+    rounding: str = EXACT  # of what is pushed of rows
 
 
 @dataclass(frozen=True)
@@ -29,3 +31,12 @@ class Gradients:
     gradients: FloatsByPlace
     lrs: Sequence[float]  # of the arenas
     layout: Layout | None = None
+
+    def rounded(self, kind: str) -> Gradients:
+        if kind == EXACT:
+            return self
+        gradients = {
+            place: [rounded(one, kind) for one in arenas]
+            for place, arenas in self.gradients.items()
+        }
+        return replace(self, gradients=gradients)
