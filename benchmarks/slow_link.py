@@ -12,6 +12,7 @@ What `--dial` says is on or off:
 
     early       answers leave before the step that they wait for; blocks of steps take turns
     lossy       rows travel within an error bound, else exactly; blocks of steps take turns
+    gradients   gradients of rows travel in 16 bits; blocks of steps take turns
     protection  one parity, deltas packed, against none; jobs take turns
 
 Blocks of steps with and without take turns within one job (benchmarks/alternating.py), so what
@@ -68,6 +69,7 @@ DIALS = {
     "lossy": Dial(
         ["wire.lookups=lossy", "parity=1"], "trainer", dim=64, bars={100: 1.3, 1000: 1.0}
     ),
+    "gradients": Dial(["wire.gradients=bf16", "parity=1"], "trainer", dim=64),
     "protection": Dial([], rates=(1000,), bars={1000: 0.85}),
 }
 SIDES = {"off": ["strategy=none"], "on": ["parity=1", "wire.packing=on"]}  # where jobs take turns
