@@ -50,10 +50,10 @@ SHARE = number("a number above 0, up to 1", lambda x: 0 < x <= 1)
 class WireConfig:
     packing: Annotated[str, choice("auto", "on", "off")] = "auto"
     lookups: Annotated[str, LOOKUPS] = "exact"
-    tables: Annotated[Mapping[str, str] | None, or_null(named(LOOKUPS, "a table"))] = None
+    tables: Annotated[Mapping[str, str] | None, or_null(named(LOOKUPS, "tables"))] = None
     encoder: Annotated[str, choice("auto", *CODERS)] = "auto"
     encoders: Annotated[
-        Mapping[str, str] | None, or_null(named(choice("exact", *CODERS), "a table"))
+        Mapping[str, str] | None, or_null(named(choice("exact", *CODERS), "tables"))
     ] = None
     bandwidth: Annotated[str, auto_or(_rate())] = "auto"
     bounds: Annotated[tuple[float, ...], several(SHARE, 3, 3)] = (0.01, 0.03, 0.05)
