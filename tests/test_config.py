@@ -273,7 +273,7 @@ def is_right(path: str, value: object) -> bool:
             return value is None or (isinstance(value, str) and value != "")
         case "cluster.encryption" | "cluster.early_answers" | "script.resume" | "data.shuffle":
             return isinstance(value, bool)
-        case "trainer.elastic":
+        case "trainer.elastic" | "wire.packing":
             return isinstance(value, bool)
         case "reproducible":
             return value is False
