@@ -40,13 +40,13 @@ from planaria.wire.control import (
     AskStatus,
     ClaimEpoch,
     DataEnded,
-    Diverged,
     LastStep,
     Listening,
     Obeyed,
     PartFailed,
     PartSaved,
     Ready,
+    Refused,
     Reloaded,
     Running,
     SaveState,
@@ -369,7 +369,7 @@ class Attempt:
                 self._on_reloaded(what)
             case DataEnded():
                 self._on_data_ended(what)
-            case Diverged():
+            case Refused() if what.ends:
                 self.machine.verdict = self.machine.verdict or Verdict(what.what)
             case LastStep():
                 self.saves.end_at(what.step, now)

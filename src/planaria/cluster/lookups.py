@@ -15,6 +15,7 @@ import numpy as np
 
 from planaria import kernels
 from planaria.config import Config
+from planaria.config.kinds import Named
 from planaria.config.wire import bits_per_s
 from planaria.errors import ConfigError
 from planaria.kernels.lossy import Measured, choose
@@ -29,7 +30,8 @@ LEAST_FLOATS = 1 << 16  # of a sample: calls must not be all that is measured
 
 def bound_rule(config: Config) -> BoundRule:
     wire = config.wire
-    return BoundRule(*wire.bounds, decay_steps=wire.decay_steps, sample_steps=wire.sample_steps)
+    tight, base, loose = wire.bounds
+    return BoundRule(tight, base, loose, wire.decay_steps, wire.sample_steps)
 
 
 def settle_lookups(
@@ -68,7 +70,7 @@ def settle_lookups(
         wire = replace(wire, bandwidth=_shown(rate))
     elif wire.bandwidth == "auto" and saved and "bandwidth" in saved:
         wire = replace(wire, bandwidth=saved["bandwidth"])
-    wire = replace(wire, encoders={table.name: known[table.name] for table in lossy})
+    wire = replace(wire, encoders=Named({table.name: known[table.name] for table in lossy}))
     config = replace(config, wire=wire)
     return config, _said([wire.encoder_of(name) for name in names], len(names), why)
 

@@ -31,7 +31,6 @@ from planaria.server.store import Store
 from planaria.wire.coding import Coding
 from planaria.wire.control import (
     Base,
-    Diverged,
     Ready,
     Rebuilding,
     Rebuilt,
@@ -282,7 +281,7 @@ class ServerNode(MemberNode):
             self.line.tell(Refused(what=error))
         server.errors.clear()
         if server.unsendable:
-            self.line.tell(Diverged(what=server.unsendable))
+            self.line.tell(Refused(what=server.unsendable, ends=True))
             server.unsendable = ""
         for scrub in server.scrubbed:
             found = ScrubFound(

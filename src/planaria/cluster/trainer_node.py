@@ -162,7 +162,7 @@ class TrainerNode(MemberNode):
     def work(self) -> int:
         with self.guard:
             outbox = self.trainer.take_outbox()
-            errors, self.trainer.errors = self.trainer.errors, []
+            errors, self.trainer.arrivals.errors = self.trainer.arrivals.errors, []
         self.post(outbox)
         for error in errors:
             self.line.tell(Refused(what=error))

@@ -16,10 +16,10 @@ from planaria.kernels import lossy
 from planaria.kernels.lossy import Measured
 from planaria.kernels.twin_lossy import FRAME
 from planaria.kernels.types import Bytes, Floats
-from planaria.trainer.bounds import BoundRule
+from planaria.trainer.bounds import USUAL_RULE
 from planaria.wire.measuring import candidates
 
-RULE = BoundRule()
+RULE = USUAL_RULE
 CLASSES = {"tight": RULE.tight, "base": RULE.base, "loose": RULE.loose}
 """Bounds, as parts of what a table's weights span."""
 HALVES = ("fp16", "bf16")

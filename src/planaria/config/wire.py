@@ -50,16 +50,16 @@ SHARE = number("a number above 0, up to 1", lambda x: 0 < x <= 1)
 class WireConfig:
     packing: Annotated[str, choice("auto", "on", "off")] = "auto"
     lookups: Annotated[str, LOOKUPS] = "exact"
-    gradients: Annotated[str, choice("exact", "fp16", "bf16")] = "exact"
-    tables: Annotated[Mapping[str, str] | None, or_null(named(LOOKUPS, "a table"))] = None
+    tables: Annotated[Mapping[str, str] | None, or_null(named(LOOKUPS, "tables"))] = None
     encoder: Annotated[str, choice("auto", *CODERS)] = "auto"
     encoders: Annotated[
-        Mapping[str, str] | None, or_null(named(choice("exact", *CODERS), "a table"))
+        Mapping[str, str] | None, or_null(named(choice("exact", *CODERS), "tables"))
     ] = None
     bandwidth: Annotated[str, auto_or(_rate())] = "auto"
     bounds: Annotated[tuple[float, ...], several(SHARE, 3, 3)] = (0.01, 0.03, 0.05)
     decay_steps: Annotated[int, whole(0, MAX_STEPS)] = 65_536
     sample_steps: Annotated[int, whole(1, MAX_STEPS)] = 1024
+    gradients: Annotated[str, choice("exact", "fp16", "bf16")] = "exact"
 
     def lookups_of(self, table: str) -> str:
         """How the rows of a table are to travel."""

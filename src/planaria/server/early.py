@@ -15,11 +15,10 @@ import numpy as np
 from planaria.kernels.types import Bytes, Index, Mask
 from planaria.server.answering import rows_of
 from planaria.server.store import Store
-from planaria.wire.coding import Coding
+from planaria.wire.coding import EXACTLY, Coding
 from planaria.wire.machine import Outbox
 from planaria.wire.messages import Early, Lookup, Member, View
 
-EXACTLY = Coding()
 LookupKey = tuple[int, int, int]
 """Step, rank, and which part of that trainer's step."""
 

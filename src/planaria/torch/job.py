@@ -459,7 +459,7 @@ class Job:
 
     # ------------------------------------------------------------------ rows
 
-    def _lookup(self, rows: Sequence[Index], *, exact: bool) -> list[Floats]:
+    def _lookup(self, rows: Sequence[Index], *, exact: bool = False) -> list[Floats]:
         """Of now: before the gradients have left as of the step before, and then as of this one."""
         assert self._client is not None
         now = self._in_step("forward")

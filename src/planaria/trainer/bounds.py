@@ -4,11 +4,11 @@ A table's bound is a share of the range of its weights (paper: the dual-level ad
 share is tight, base or loose by how many distinct rows are left after quantising: a table whose
 rows coincide loses by it. And all bounds are twice as wide at first, and narrow in ten steps.
 
-Ranges are looked at in steps 1, 2, 3, 5, 9, ... after the start, later every so many: in such a step
-rank 0 measures the rows that it pushes, as it received them, and appends the bounds to its dense
-gradient; the others append zeros. So they come out of the sum, the same bits for everybody, with no
-message of their own. They hold from the second step after that one on, because rows of the next may
-be on their way already. Until a table was measured it is sent exactly.
+Ranges are looked at in steps 1, 2, 3, 5, 9, ... after the start, later every so many. In such a
+step rank 0 measures the rows that it pushes, as it received them, and appends the bounds to its
+dense gradient; the others append zeros. So they come out of the sum, the same bits for everybody,
+with no message of their own. They hold from the second step after that one on, because rows of the
+next may be on their way already. Until a table was measured it is sent exactly.
 
 What was measured is part of the dense state: two generations of bounds behind the driver's bytes,
 
@@ -67,6 +67,9 @@ class BoundRule:
         codes = np.rint(values.astype(np.float64) / (2 * self.base * span)).astype(np.int64)
         left = len(np.unique(codes, axis=0)) / len(values)
         return "loose" if left >= LEFT_LOOSE else "base" if left >= LEFT_BASE else "tight"
+
+
+USUAL_RULE = BoundRule()
 
 
 @dataclass(frozen=True)

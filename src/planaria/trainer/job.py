@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planaria.layout import Layout
-from planaria.trainer.bounds import BoundRule
+from planaria.trainer.bounds import USUAL_RULE, BoundRule
 from planaria.trainer.rerouting import FloatsByPlace, RowsByPlace
-from planaria.wire.coding import Coding
+from planaria.wire.coding import EXACTLY, Coding
 from planaria.wire.rounding import EXACT, rounded
 
 
@@ -18,8 +18,8 @@ class TrainerJob:
     rows: Sequence[int]  # of the arenas
     dims: Sequence[int]
     retry_s: float = 1.0
-    coding: Coding = Coding()  # of rows, on their way here
-    bound_rule: BoundRule = BoundRule()  # of those that are within a bound
+    coding: Coding = EXACTLY  # of rows, on their way here
+    bound_rule: BoundRule = USUAL_RULE  # of those that are within a bound
     rounding: str = EXACT  # of what is pushed of rows
 
 

@@ -21,13 +21,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from planaria.dense import KEEP, DenseCopies
-from planaria.errors import StepError, WireError
+from planaria.errors import StepError
 from planaria.kernels.types import Bytes, Floats
 from planaria.layout import Layout
 from planaria.layout.resizing import layout_after
 from planaria.trainer.adapting import Adapting
+from planaria.trainer.arriving import Arrivals
 from planaria.trainer.bounds import split
-from planaria.trainer.early import EarlyParts, Part
+from planaria.trainer.early import Part
 from planaria.trainer.job import Gradients, TrainerJob
 from planaria.trainer.reducing import Reduction
 from planaria.trainer.rerouting import Rerouting, Route, RowsByPlace
@@ -77,10 +78,8 @@ class TrainerMachine(Machine):
         self.layout = job.layout  # of this view: rows that a driver names by it are not moved
         self.rerouting = Rerouting(job.layout, job.rows)
         self.asked: dict[Part, Route] = {}  # whose rows the driver has not taken
-        self.answers: dict[Part, dict[int, list[Floats]]] = {}  # per place and arena
-        self.early = EarlyParts()
+        self.arrivals = Arrivals(job)
         self.adapting = Adapting(job)
-        self.errors: list[str] = []  # messages that were refused, for the log
         self.protected = [0] * self.servers  # by place: the last step that it has voted for
         self.pushed = 0  # the last step whose gradients were sent in this view
         self.pushes: dict[int, Gradients] = {}
@@ -98,7 +97,7 @@ class TrainerMachine(Machine):
             self.last is not None
             and not self.frozen()
             and self.dense.step == self.last
-            and len(self.answers.get((self.last + 1, LAST_PART), ())) == self.servers
+            and len(self.arrivals.of((self.last + 1, LAST_PART))) == self.servers
             and min(self.protected) == self.last
         )
 
@@ -124,14 +123,11 @@ class TrainerMachine(Machine):
 
     def rows(self, step: int, part: int) -> dict[int, list[Floats]] | None:
         """Per place, what was asked for, once; None while something is missing."""
-        answers = self.answers.get((step, part), {})
         if not self.step <= step <= self.step + 1 or self.frozen():
             return None
-        if len(answers) < self.servers:
+        if len(self.arrivals.of((step, part))) < self.servers:
             return None
-        route = self.asked.pop((step, part))
-        del self.answers[step, part]
-        self.early.forget((step, part))
+        route, answers = self.asked.pop((step, part)), self.arrivals.take_out((step, part))
         found = route.back({place: answers[place] for place in range(self.servers)})
         self.adapting.received(step, route, found)
         return found
@@ -187,11 +183,9 @@ class TrainerMachine(Machine):
         if self.last is None:
             self.last = self.dense.step
             self.asked.clear()
-            self.answers.clear()
-            self.early.clear()
+            self.arrivals.clear()
             empty = [np.zeros(0, np.int64) for _ in self.job.dims]
-            rows = dict.fromkeys(self.job.layout.places, empty)
-            self.ask(self.step, LAST_PART, rows, exact=True)
+            self.ask(self.step, LAST_PART, dict.fromkeys(self.job.layout.places, empty))
 
     # ------------------------------------------------------------------ views
 
@@ -212,8 +206,7 @@ class TrainerMachine(Machine):
         self.rank = new.trainers.index(self.member)
         if old is None and not self.blank and self.dense.step != new.committed:
             self._start_blank()
-        self.answers.clear()
-        self.early.clear()
+        self.arrivals.clear()
         if old is None or new.moves != old.moves:
             self._reroute(new)
         self.protected = [new.committed] * self.servers
@@ -239,8 +232,7 @@ class TrainerMachine(Machine):
         with_mirrors = layout_after(self.job.layout, install.resizes, install.moving)
         self.rerouting = Rerouting(with_mirrors, self.job.rows)
         for part, route in self.asked.items():
-            again = self.rerouting.route(route.asked, route.layout, exact=route.exact)
-            self.asked[part] = again
+            self.asked[part] = self.rerouting.again(route)
 
     def _start_blank(self) -> None:
         """It was given up before its first view, and is now a replacement like any other."""
@@ -294,7 +286,7 @@ class TrainerMachine(Machine):
                 self._send_pushes(step, [lacks.place])
                 self.retries.found()
         for part in lacks.lookups:
-            waits = part in self.asked and lacks.place not in self.answers.get(part, {})
+            waits = part in self.asked and not self.arrivals.has(part, lacks.place)
             if waits and self._is_due(part):
                 self._send_lookups(part, [lacks.place])
                 self.retries.found()
@@ -316,46 +308,21 @@ class TrainerMachine(Machine):
             self.send(to, DenseCopy(view=self.view, step=as_of, state=state))
 
     def _on_rows(self, message: Answer | Early) -> None:
-        """Damaged ones are as if they had not come: they will be asked for again."""
-        asked, place = self.asked.get((message.step, message.part)), message.place
-        if asked is None or not 0 <= place < self.servers:
+        part, place = (message.step, message.part), message.place
+        route, layout = self.asked.get(part), self.rerouting.layout
+        if route is None or not 0 <= place < self.servers:
             return
-        try:
-            whole = self.job.coding.unpacked(message, self.rerouting.layout, asked.rows[place])
-        except WireError as error:
-            self.errors.append(f"{type(message).__name__} of place {place}: {error}")
+        if isinstance(message, Early):
+            self.arrivals.take_early(message, route, layout)
             return
-        if isinstance(whole, Early):
-            self._on_early(whole)
-        else:
-            self._on_answer(whole)
-
-    def _on_answer(self, answer: Answer) -> None:
-        part, place = (answer.step, answer.part), answer.place
-        wanted = self._shapes(part, place)
-        if answer.which:
-            whole = self.early.complete(part, place, answer, wanted)
-            if whole is None and place not in self.answers.get(part, {}):
-                self._send_lookups(part, [place])  # what came early was lost: all of it, please
-        elif [weights.shape for weights in answer.weights] == wanted:
-            whole = answer.weights
-        else:
+        taken = self.arrivals.take(message, route, layout)
+        if taken is None:
             return
-        if whole is not None:
-            self.answers.setdefault(part, {})[place] = whole
-            if answer.whole:
-                self.rebuilding.discard(place)
-        self._on_vote(place, answer.protected)
-
-    def _on_early(self, early: Early) -> None:
-        part, place = (early.step, early.part), early.place
-        if place not in self.answers.get(part, {}):
-            self.early.put(part, place, early, self._shapes(part, place))
-
-    def _shapes(self, part: Part, place: int) -> list[tuple[int, int]]:
-        """Of the rows that were asked for, per arena."""
-        of = zip(self.asked[part].rows[place], self.job.dims, strict=True)
-        return [(len(index), dim) for index, dim in of]
+        if not taken:
+            self._send_lookups(part, [place])  # what came early was lost: all of it, please
+        elif message.whole:
+            self.rebuilding.discard(place)
+        self._on_vote(place, message.protected)
 
     def _start_at(self, copy: DenseCopy) -> None:
         if self.install is None or copy.step != self.install.committed:
@@ -410,10 +377,9 @@ class TrainerMachine(Machine):
             return
         assert self.install
         asked, (step, number) = self.asked[part], part
-        after, exact = self.dense.step, asked.exact
-        bounds = self.adapting.of_lookup(step, after=after, exact=exact)
+        bounds = self.adapting.of_lookup(step, after=self.dense.step, exact=asked.exact)
         for place in range(self.servers) if places is None else places:
-            if place not in self.answers.get(part, {}):
+            if not self.arrivals.has(part, place):
                 lookup = Lookup(
                     view=self.view,
                     rank=self.rank,
@@ -421,7 +387,7 @@ class TrainerMachine(Machine):
                     part=number,
                     indices=list(asked.rows[place]),
                     last=self.last is not None,
-                    exact=exact,
+                    exact=asked.exact,
                     bounds=bounds,
                 )
                 self.send(self.install.servers[place], lookup)
@@ -491,7 +457,7 @@ class TrainerMachine(Machine):
 
     def waits_for(self) -> tuple[str, list[int]]:
         """What is missing, and of which places; of none, if it is the other trainers'."""
-        parts = [self.answers.get(part, {}) for part in self.asked if part[0] == self.step]
+        parts = [self.arrivals.of(part) for part in self.asked if part[0] == self.step]
         rows = [p for p in range(self.servers) if any(p not in came for came in parts)]
         if rows:
             return "rows", rows
@@ -502,7 +468,7 @@ class TrainerMachine(Machine):
 
     def progress(self) -> tuple[int, object]:
         came = (
-            sum(map(len, self.answers.values())),
+            sum(map(len, self.arrivals.answers.values())),
             self.reduction.progress(self.dense.step + 1),
             sum(self.protected),
         )
@@ -518,7 +484,7 @@ class TrainerMachine(Machine):
             waiting = [
                 part
                 for part in self.asked
-                if place not in self.answers.get(part, {}) and self._is_due(part)
+                if not self.arrivals.has(part, place) and self._is_due(part)
             ]
             if waiting or self.protected[place] < self.pushed:
                 ask = Ask(view=self.view, rank=self.rank, step=self.pushed + 1, lookups=waiting)

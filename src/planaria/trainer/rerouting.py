@@ -78,11 +78,15 @@ class Rerouting:
                 found[at].append(part)
         return Route(found, orders, rows, layout, exact)
 
+    def again(self, route: Route) -> Route:
+        """What was routed in an earlier view."""
+        return self.route(route.asked, route.layout, exact=route.exact)
+
     def _is_same(self, layout: Layout) -> bool:
         if layout not in self._same:
-            self._same[layout] = np.array_equal(layout.groups, self.layout.groups) and np.array_equal(
-                layout.region_of, self.layout.region_of
-            )
+            self._same[layout] = np.array_equal(
+                layout.groups, self.layout.groups
+            ) and np.array_equal(layout.region_of, self.layout.region_of)
         return self._same[layout]
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planaria.config import Config
-from planaria.errors import ArgumentError, ConfigError, NotFiniteError, WireError
+from planaria.errors import ArgumentError, ConfigError, WireError
 from planaria.kernels import lossy
 from planaria.kernels.types import Bytes, Floats, Index, Mask
 from planaria.layout import Layout
@@ -166,6 +166,9 @@ class Coding:
         """The same by rows of the arena."""
         first = self.arenas[number].first_rows
         return (np.searchsorted(first, rows, side="right") - 1).astype(np.int32)
+
+
+EXACTLY = Coding()
 
 
 def bytes_spared(message: object) -> int:

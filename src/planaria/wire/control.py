@@ -87,12 +87,6 @@ class Short(Control):
     wanted: int
 
 
-class Diverged(Control):
-    """Rows are no numbers any more, and the job is one that cannot send them."""
-
-    what: str
-
-
 class DataEnded(Control):
     """There are no samples for this step."""
 
@@ -179,6 +173,7 @@ class Refused(Control):
     """A message that made no sense; nothing was done with it."""
 
     what: str
+    ends: bool = False  # the job, which cannot go on without it
 
 
 Traffic: TypeAlias = dict[str, tuple[int, int, int]]
@@ -304,7 +299,6 @@ Told: TypeAlias = (
     | SaveWanted
     | HeldOut
     | Short
-    | Diverged
     | DataEnded
     | PartSaved
     | PartFailed

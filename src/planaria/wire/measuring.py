@@ -6,6 +6,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from planaria.kernels import lossy
 from planaria.kernels.lossy import Measured
 from planaria.kernels.types import Floats
 
+Result = TypeVar("Result")
 CODERS = ("none", "huffman", "vector-lz", "zstd", "lz4")
 ROUNDS = 3  # of which the fastest counts: others may have been disturbed
 PROBE_BYTES = 32 << 20
@@ -31,8 +34,8 @@ def measure(rows: Floats, bound: float, encoders: Sequence[str]) -> dict[str, Me
     out = np.empty_like(rows)
     found = {}
     for name in encoders:
-        encode_s, frame = _fastest(lambda name=name: lossy.encode(rows, tables, bounds, [name]))
-        decode_s, _ = _fastest(lambda f=frame: lossy.decode(f, tables, rows.shape[1], out))
+        encode_s, frame = _fastest(partial(lossy.encode, rows, tables, bounds, [name]))
+        decode_s, _ = _fastest(partial(lossy.decode, frame, tables, rows.shape[1], out))
         found[name] = Measured(
             rows.nbytes / frame.nbytes, rows.nbytes / encode_s, rows.nbytes / decode_s
         )
@@ -58,8 +61,8 @@ def loopback_bytes_per_s() -> float:
         return PROBE_BYTES / (time.perf_counter() - began)
 
 
-def _fastest(work: Callable[[], object]) -> tuple[float, object]:
-    best, result = float("inf"), None
+def _fastest(work: Callable[[], Result]) -> tuple[float, Result]:
+    best, result = float("inf"), work()
     for _ in range(ROUNDS):
         began = time.perf_counter()
         result = work()
