@@ -94,6 +94,7 @@ def job(given: argparse.Namespace) -> Config:
             *("cluster.transport=tcp", "cluster.host=here", "cluster.encryption=off"),
             *("cluster.heartbeat_limit_ms=20000", *bandwidth),
             *(dial.sets or SIDES[given.side]),
+            *given.set,
         ],
     )
 
@@ -170,6 +171,7 @@ def options(given: argparse.Namespace, layers: str, mbit: int, side: str) -> lis
     """Of the process that runs a job."""
     names = ("dial", "links", "steps", "zipf", "dim", "rows")
     same = [f"--{name}={getattr(given, name)}" for name in names]
+    same += [f"--set={one}" for one in given.set]
     return [*same, f"--network={layers}", f"--mbit={mbit}", f"--side={side}"]
 
 
@@ -202,6 +204,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--dim", type=int)
     parser.add_argument("--rows", type=int, help="of each of the 26 tables")
     parser.add_argument("--rounds", type=int, default=1, help="jobs of a kind")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of the job: strategy=none"
+    )
     parser.add_argument("--zipf", type=float, default=1.05, help="0: all rows are equally likely")
     # Of the process that runs a job in the hub:
     for name in ("--network", "--mbit", "--side", "--hub"):
