@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_jobs import BeatenRun, Blow, blows, digest_after, leaving_nothing, tiny, undisturbed
+from cluster_jobs import Blow, blows, digest_after, leaving_nothing, tiny, undisturbed
+from scaling_jobs import Move, ScaledRun
 from script_jobs import ScriptRun, undisturbed_script
 
+from planaria.cluster.lookups import settle_lookups
 from planaria.cluster.resuming import find_start, load_saved
 from planaria.cluster.run import JobRun
 from planaria.config import Config
@@ -100,6 +102,18 @@ def test_a_choice_by_rates_is_made_once_and_written_down(tmp_path: Path) -> None
     assert "all rows travel exactly, for nothing pays" in exact.lookups
 
 
+def test_a_network_that_cannot_be_measured_has_to_be_named() -> None:
+    away = ("wire.lookups=lossy", "cluster.transport=tcp", "cluster.host=10.0.0.1")
+    with pytest.raises(ConfigError, match=r"wire\.bandwidth: expected a rate, such as 1Gbit"):
+        settle_lookups(tiny(*away))
+    with pytest.raises(ConfigError, match=r"wire\.bandwidth: expected a rate, such as 1Gbit"):
+        settle_lookups(tiny("wire.lookups=lossy"), many_machines=True)
+    for enough in ("wire.encoder=none", "wire.bandwidth=10Mbit"):
+        config, line = settle_lookups(tiny(*away, enough))
+        assert len(config.wire.encoders or {}) == 6
+        assert line.startswith("lookups: ")
+
+
 def test_a_table_that_does_not_exist_is_refused_by_its_name() -> None:
     for wrong in ("wire.tables={clicks: exact}", "wire.encoders={clicks: none}"):
         with pytest.raises(ConfigError, match=r"wire\.\w+\.clicks: this job has no such table"):
@@ -124,9 +138,9 @@ def test_a_users_loop_ends_with_the_digest_of_the_lossy_job() -> None:
     assert struck.digest == calm.digest != undisturbed_script(*loop, trainers=1)
 
 
-def test_elastic_trainers_and_servers_keep_the_digest() -> None:
-    run = BeatenRun(tiny(*LOSSY, "trainers=2", "servers=4", "trainer.elastic=on"), ())
-    assert run.run()["digest"] == lossy_digest()
+def test_servers_that_come_and_go_change_no_bit() -> None:
+    run = ScaledRun(tiny(*LOSSY, "trainers=2", "servers=4"), [Move(10, 5), Move(30, 4)])
+    assert (run.states, run.digest) == (["done", "done"], lossy_digest())
 
 
 def test_wire_keys_are_checked_at_the_door() -> None:
