@@ -35,12 +35,12 @@ def bound_rule(config: Config) -> BoundRule:
 
 
 def settle_lookups(
-    config: Config, saved: Mapping[str, Any] | None = None, measured: float | None = None
+    config: Config, saved: Mapping[str, Any] | None = None, *, many_machines: bool = False
 ) -> tuple[Config, str]:
     """The job with an encoder for each table, and a line that says so; "" where all is exact.
 
-    saved: the section `wire` of the job that is resumed. measured: the bandwidth between machines,
-    in bytes per second, where some are asked; else that of this one is measured if it is wanted.
+    saved: the section `wire` of the job that is resumed. many_machines: whether the network is
+    another than this machine's own, which is the one that can be measured before a job starts.
     """
     wire, tables = config.wire, config.tables
     names = [table.name for table in tables]
@@ -63,7 +63,12 @@ def settle_lookups(
         known = {**known, **{table.name: wire.encoder for table in missing}}
         why = "wire.encoder says so"
     elif missing:
-        rate = bits_per_s(wire.bandwidth) / 8 or measured or loopback_bytes_per_s()
+        if wire.bandwidth == "auto" and (many_machines or config.cluster.leaves_machine):
+            raise ConfigError(
+                "wire.bandwidth: expected a rate, such as 1Gbit, because rows leave this machine: "
+                "only within it is auto measured; or say wire.encoder"
+            )
+        rate = bits_per_s(wire.bandwidth) / 8 or loopback_bytes_per_s()
         how = "given" if wire.bandwidth != "auto" else "measured"
         why = f"for a bandwidth of {_shown(rate)}, which was {how}"
         known = {**known, **_chosen(config, missing, rate)}

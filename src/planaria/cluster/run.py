@@ -99,7 +99,8 @@ class JobRun:
         self.strategy = config.strategy
         check_data(config)
         config, self.decision = settle(config)
-        config, self.lookups = settle_lookups(config, start.wire)
+        away = hosts is not None
+        config, self.lookups = settle_lookups(config, start.wire, many_machines=away)
         check_required(config)
         self.losses = Losses(config, start.pls, start.pls_updates)
         if config.survival.partial and self.losses.passes_budget():
