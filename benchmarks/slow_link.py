@@ -70,7 +70,7 @@ DIALS = {
         ["wire.lookups=lossy", "parity=1"], "trainer", dim=64, bars={100: 1.3, 1000: 1.0}
     ),
     "gradients": Dial(["wire.gradients=bf16", "parity=1"], "trainer", dim=64),
-    "protection": Dial([], rates=(1000,), bars={1000: 0.85}),
+    "protection": Dial([], networks=tuple(NETWORKS), rates=(1000,), bars={1000: 0.85}),
 }
 SIDES = {"off": ["strategy=none"], "on": ["parity=1", "wire.packing=on"]}  # where jobs take turns
 

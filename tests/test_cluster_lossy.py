@@ -80,6 +80,17 @@ def test_what_resumes_has_the_digest_and_the_choice_of_the_whole_job(tmp_path: P
     assert notes
 
 
+def test_an_exact_job_may_go_on_lossy_and_a_lossy_one_exactly(tmp_path: Path) -> None:
+    saves = (f"checkpoint.path={tmp_path}/saves", "checkpoint.every_steps=10", "trainers=1")
+    JobRun(tiny(*saves, "steps=10")).run()
+    for steps, now in ((20, LOSSY), (30, ("wire.lookups=exact",))):
+        given = tiny(*now, *saves, f"steps={steps}")
+        start = find_start(given, resume=True)
+        assert any(note.startswith("wire.lookups was ") for note in start.notes)
+        report = JobRun(given, start=start).run()
+        assert (report["resumed_from"], report["failures"]) == (steps - 10, [])
+
+
 def test_a_choice_by_rates_is_made_once_and_written_down(tmp_path: Path) -> None:
     """On a link of 1 Mbit everything pays; within one machine nothing does."""
     auto = ("wire.lookups=lossy", "trainers=1", "steps=20")

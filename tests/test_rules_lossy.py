@@ -187,11 +187,11 @@ def test_no_weight_of_any_table_is_further_off_than_its_bound(
         plain, frames = coding.packed(LAYOUT, 0, lookup, rows, weights)
         found = coding.unpacked(answer_of(plain, frames), LAYOUT, rows).weights
         for number, arena in enumerate(ARENAS):
-            tables = arena.table_ids[coding.tables(LAYOUT, 0, number, rows[number])]
+            of = arena.table_ids[coding.tables(LAYOUT, 0, number, rows[number])]
             off = np.abs(found[number].astype(np.float64) - weights[number])
-            coded = coding.adapts[tables]
-            assert (off[coded] <= bounds[tables][coded, None]).all()
-            assert (off[tables == NAMES.index("exact")] == 0).all()
+            coded = coding.adapts[of]
+            assert (off[coded] <= bounds[of][coded, None]).all()
+            assert (off[of == NAMES.index("exact")] == 0).all()
 
 
 def test_what_is_exact_and_what_is_spared() -> None:

@@ -229,9 +229,10 @@ def drill(
     with trainers(job) as (known, scripts):
         halfway = f"server:any@{max(known.steps // 2, 1)}"
         schedule = make_schedule(known, kill if kill or freeze else [halfway], freeze)
-        _, undisturbed = run_job("undisturbed", known, [], report, scripts=scripts)
+        first, undisturbed = run_job("undisturbed", known, [], report, scripts=scripts)
     console.print("2 of 2: disturbed")
     with trainers(job) as (known, scripts):
+        known = replace(known, wire=first.config.wire)  # what was chosen there, is chosen
         _, disturbed = run_job("disturbed", known, schedule, report, scripts=scripts)
     show_report(console, disturbed)
     console.print(f"digest undisturbed  {undisturbed['digest']}")

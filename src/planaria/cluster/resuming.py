@@ -22,7 +22,10 @@ MUST_STAY = (
     *("data.source", "data.schema", "data.shuffle", "data.validation", "data.zipf"),
 )
 # What may change, and makes another model than an uninterrupted run gives.
-MAY_CHANGE = ("optimizer.lr", "optimizer.schedule", "optimizer.warmup_steps", "data.path")
+MAY_CHANGE = (
+    *("optimizer.lr", "optimizer.schedule", "optimizer.warmup_steps", "data.path"),
+    *("wire.lookups", "wire.tables", "wire.bounds", "wire.decay_steps", "wire.sample_steps"),
+)
 AS_BEFORE = "give the same job file and --set as before, or none"
 
 
