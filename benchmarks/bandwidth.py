@@ -127,7 +127,7 @@ def run_job(given: argparse.Namespace) -> None:
     config = job(servers, given.steps, given.chunk, given.by)
     halfway = given.steps // 2
     looks = Looks(servers if given.by == "replacement" else NEVER_KILLED)
-    links.spread(given.folder, given.hub, "each", ["-m", "planaria.cluster"])
+    links.spread(given.folder, given.hub, "each", {})
     schedule = resolve([parse_kill(f"server:{KILLED}@{halfway}")], config)
     (failure,) = JobRun(config, schedule, observers=[looks]).run()["failures"]
     first, last = looks.steps[FIRST_STEP], looks.steps[halfway]

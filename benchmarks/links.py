@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -105,20 +105,22 @@ def set_rate(members: Sequence[str], links: str, mbit: int) -> None:
         slow_down(namespace_of(member), "eth0", mbit)
 
 
-def spread(folder: Path, hub: str, links: str, server: Sequence[str]) -> None:
-    """From now on, servers and trainers start in the namespaces of their names. server: what runs
-    in the place of `-m planaria.cluster` there.
+def spread(folder: Path, hub: str, links: str, instead: Mapping[str, Sequence[str]]) -> None:
+    """From now on, servers and trainers start in the namespaces of their names. instead: by role,
+    what runs in the place of `-m planaria.cluster` there.
     """
     python = folder / "python"
     where = f'ip netns exec "{hub}-$3"' if links == "each" else ""
-    given = " ".join(server)
+    lines = []
+    for role in ("server", "trainer"):
+        given = " ".join(instead.get(role, ("-m", "planaria.cluster")))
+        lines.append(f'{role}) exec {where} "{sys.executable}" -P {given} "$@" ;;\n')
     python.write_text(
         "#!/bin/sh\n"
         "shift 3\n"  # -P -m planaria.cluster
         'case "$1" in\n'
-        f'server) exec {where} "{sys.executable}" -P {given} "$@" ;;\n'
-        f'trainer) exec {where} "{sys.executable}" -P -m planaria.cluster "$@" ;;\n'
-        f'*) exec "{sys.executable}" -P -m planaria.cluster "$@" ;;\n'
+        + "".join(lines)
+        + f'*) exec "{sys.executable}" -P -m planaria.cluster "$@" ;;\n'
         "esac\n"
     )
     python.chmod(0o755)

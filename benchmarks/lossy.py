@@ -151,6 +151,13 @@ def times_faster(ours: Figures, other: Figures) -> tuple[float, float, float]:
     )
 
 
+# "zstd" does all that ours do around its own compression: the codes are found, checked and framed.
+COMPARED = (
+    ("huffman, rows to frame and back; zstd, codes it is given", "huffman", "codes"),
+    ("none, rows to frame and back; zstd, codes it is given", "none", "codes"),
+    ("huffman, rows to frame and back; zstd, rows to frame and back", "huffman", "zstd"),
+    ("none, rows to frame and back; zstd, rows to frame and back", "none", "zstd"),
+)
 LABELS = {"codes": f"zstd -{ZSTD_LEVEL} on ready codes"}
 
 
@@ -167,10 +174,14 @@ def print_table(figures: list[Figures]) -> None:
             f"| {name:22} | {each.ratio:5.2f} | {each.encode_rate:11.0f} | "
             f"{each.decode_rate:11.0f} | {over:>21} |"
         )
-    if "codes" in by_name:
-        faster = min(times_faster(by_name["huffman"], by_name["codes"]))
-        verdict = "met" if faster >= BAR else "missed"
-        print(f"\nhuffman at least {faster:.2f} times as fast, bar >= {BAR:g}: {verdict}")
+    if "codes" not in by_name:
+        return
+    print(f"\n| over zstd -{ZSTD_LEVEL} on the same codes | encode | decode | bar | verdict |")
+    print("| --- | --- | --- | --- | --- |")
+    for label, name, other in COMPARED:
+        encode, decode, _ = times_faster(by_name[name], by_name[other])
+        verdict = "met" if min(encode, decode) >= BAR else "missed"
+        print(f"| {label} | {encode:.2f} | {decode:.2f} | >= {BAR:g} | {verdict} |")
 
 
 def parser() -> argparse.ArgumentParser:

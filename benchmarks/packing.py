@@ -38,6 +38,7 @@ STEPS = (1, 10, 30, 100, 300)
 LRS = {"adagrad": 0.02, "sgd": 0.02}
 DIMS = (16, 64)
 ZSTD_LEVEL = 1
+BAR = 0.7  # bytes after over bytes before, in the last step
 
 
 class Message(NamedTuple):
@@ -183,6 +184,14 @@ def print_ratios(found: list[Packed], steps: tuple[int, ...]) -> None:
         print(f"| {one.optimizer:9} | {one.dim:3} | {cells} |")
 
 
+def print_verdicts(found: list[Packed]) -> None:
+    print("\n| bytes of deltas, packed over unpacked | figure | bar | verdict |")
+    print("| --- | --- | --- | --- |")
+    for one in found:
+        verdict = "met" if one.ratios[-1] <= BAR else "missed"
+        print(f"| {one.optimizer}, dim {one.dim} | {one.ratios[-1]:.3f} | <= {BAR:g} | {verdict} |")
+
+
 def print_rates(rates: list[Rates]) -> None:
     print("\nOf the last of these steps:\n")
     print("| optimizer | dim | by       | ratio | pack GB/s | unpack GB/s | over zstd   |")
@@ -227,6 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
             found.append(Packed(optimizer, dim, [ratio_of(messages) for messages in taken]))
             rates += measure(optimizer, dim, taken[-1], options.rounds)
     print_ratios(found, steps)
+    print_verdicts(found)
     print_rates(rates)
     if options.json:
         figures = [*(one._asdict() for one in found), *(one._asdict() for one in rates)]

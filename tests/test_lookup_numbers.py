@@ -61,7 +61,7 @@ class Asked:
     def __init__(self) -> None:
         self.keys: list[tuple[int, int]] = []
 
-    def ask(self, step: int, part: int, rows: Any, layout: Any) -> None:
+    def ask(self, step: int, part: int, rows: Any, layout: Any, exact: bool) -> None:
         self.keys.append((step, part))
 
     def route(self, rows: Any, layout: Any) -> Any:

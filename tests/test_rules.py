@@ -246,10 +246,10 @@ class KeepsAnswers(TrainerMachine):
     """Rule 11: trainers drop unused answers, and with them the votes of the view before."""
 
     def on_install(self, old: Install | None, new: Install) -> None:
-        answers = {part: dict(places) for part, places in self.answers.items()}
+        answers = {part: dict(places) for part, places in self.arrivals.answers.items()}
         votes = self.protected
         super().on_install(old, new)
-        self.answers.update(answers)
+        self.arrivals.answers.update(answers)
         self.protected = votes
         self._progress()
 

@@ -69,7 +69,7 @@ class TakesHalfAnAnswer(TrainerMachine):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.early = Careless()
+        self.arrivals.early = Careless()
 
 
 CONTROLS: list[Control] = [
@@ -165,9 +165,9 @@ class KeepsEarlyParts(TrainerMachine):
     """Rule 11: what was said in an earlier view is forgotten, early or not."""
 
     def on_install(self, old: Install | None, new: Install) -> None:
-        kept = dict(self.early._begun)
+        kept = dict(self.arrivals.early._begun)
         super().on_install(old, new)
-        self.early._begun.update(kept)
+        self.arrivals.early._begun.update(kept)
 
 
 def installed(trainer: TrainerMachine, view: View) -> list[Message]:

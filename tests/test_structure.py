@@ -54,6 +54,7 @@ ORDER = [
     "outside",
     "planning",
     "comparing",
+    "compressing",
     "running",
     "watching",
     "scaling",

@@ -189,7 +189,9 @@ def test_arrays_that_are_not_what_their_frames_are_are_refused() -> None:
     for frames in misshapen(TOKEN):
         with pytest.raises(WireError):
             decode(TOKEN, frames)
-    sound = msgspec.msgpack.encode(["", "", ["Lookup", 0, 6, 0, [[1, [1]]], False, NO_VIEW]])
+    sound = msgspec.msgpack.encode(
+        ["", "", ["Lookup", 0, 6, 0, [[1, [1]]], False, False, [], NO_VIEW]]
+    )
     assert decode(TOKEN, [TOKEN, sound, bytes(8)])  # a control: what they are made from is sound
 
 

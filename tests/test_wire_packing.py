@@ -100,7 +100,7 @@ def test_an_array_is_packed_or_not_and_nothing_else(rest: list[object]) -> None:
         decode(TOKEN, [token, msgspec.msgpack.encode(claims), *arrays])
 
 
-def test_floats_cannot_claim_to_be_packed() -> None:
+def test_floats_that_are_no_frame_cannot_claim_to_be_packed() -> None:
     push = Push(
         view=NO_VIEW,
         rank=0,
@@ -112,7 +112,7 @@ def test_floats_cannot_claim_to_be_packed() -> None:
     token, header, *arrays = as_bytes(sent(push))
     claims = msgspec.msgpack.decode(header)
     claims[2][GRADIENTS][0].append(True)
-    with pytest.raises(WireError, match="packed"):
+    with pytest.raises(WireError, match="no frame"):
         decode(TOKEN, [token, msgspec.msgpack.encode(claims), *arrays])
 
 

@@ -15,6 +15,7 @@ import planaria
 from planaria import kernels
 from planaria.cluster.trace import Trace
 from planaria.comparing.command import compare_command
+from planaria.compressing.command import compress_command
 from planaria.config import CheckpointConfig
 from planaria.config.text import read_file
 from planaria.display import show_report
@@ -228,9 +229,10 @@ def drill(
     with trainers(job) as (known, scripts):
         halfway = f"server:any@{max(known.steps // 2, 1)}"
         schedule = make_schedule(known, kill if kill or freeze else [halfway], freeze)
-        _, undisturbed = run_job("undisturbed", known, [], report, scripts=scripts)
+        first, undisturbed = run_job("undisturbed", known, [], report, scripts=scripts)
     console.print("2 of 2: disturbed")
     with trainers(job) as (known, scripts):
+        known = replace(known, wire=first.config.wire)  # what was chosen there, is chosen
         _, disturbed = run_job("disturbed", known, schedule, report, scripts=scripts)
     show_report(console, disturbed)
     console.print(f"digest undisturbed  {undisturbed['digest']}")
@@ -319,6 +321,7 @@ app.command("trainer")(trainer_command)
 app.command("coordinator")(coordinator_command)
 app.command()(plan)
 app.command("compare")(compare_command)
+app.command("compress")(compress_command)
 app.command("export")(export_command)
 app.command("predict")(predict_command)
 app.command("import")(import_command)

@@ -4,7 +4,8 @@
     ├── LayoutError        servers, k, r, rows or fault domains do not fit together
     ├── CodeError          an erasure code was asked for something it cannot do
     ├── ArgumentError      an array has the wrong shape, dtype or memory layout
-    │   └── RowError       a row or record number is out of range, or stands twice where it may not
+    │   ├── RowError       a row or record number is out of range, or stands twice where it may not
+    │   └── NotFiniteError  a NaN or an infinity, where only numbers can be sent
     ├── ConfigError        a key or value of the configuration, or a schedule, is wrong
     ├── OutsideJob         a collection was used where no job, or no step of one, is in progress
     ├── ExactnessError     a trainer would not compute the same bits as the others
@@ -46,6 +47,10 @@ class ArgumentError(PlanariaError, ValueError):
 
 class RowError(ArgumentError):
     """A row or record number is out of range, or stands twice where it may stand once."""
+
+
+class NotFiniteError(ArgumentError):
+    """Rows with a NaN or an infinity cannot be sent within a bound; the message has the table."""
 
 
 class ConfigError(PlanariaError, ValueError):

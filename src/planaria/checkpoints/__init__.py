@@ -34,6 +34,7 @@ from planaria.checkpoints.manifest import Manifest, PartSummary
 from planaria.checkpoints.names import new_job_id
 from planaria.checkpoints.policy import POLICIES, Policy, Saved, SavePlan, plan_next
 from planaria.checkpoints.restoring import fill_parity, restore
+from planaria.checkpoints.target import Taken
 from planaria.checkpoints.writer import PartWriter
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "Raw",
     "SavePlan",
     "Saved",
+    "Taken",
     "check_writable",
     "discard",
     "discard_parts",

@@ -17,7 +17,7 @@ from planaria.checkpoints.encodings import RAW_BITS, EncodingMaker, make_encodin
 from planaria.checkpoints.folders import AnyFolder, Folder, open_folder
 from planaria.checkpoints.manifest import Manifest, PartSummary, read_manifest, step_folder
 from planaria.checkpoints.reader import PartReader, check_size, read_named, verify_part
-from planaria.checkpoints.target import Taken, Target, pick
+from planaria.checkpoints.target import Taken, Taker, Target, pick
 from planaria.errors import DamagedCheckpoint
 from planaria.kernels.types import Bytes, Index, Records
 from planaria.layout import Layout
@@ -140,7 +140,7 @@ class Checkpoint:
         ]
 
     def stream(
-        self, targets: Sequence[Target], on_progress: Callable[[], None] = lambda: None
+        self, targets: Sequence[Taker], on_progress: Callable[[], None] = lambda: None
     ) -> Iterator[Offer]:
         """What the targets need, chunk by chunk. Chunks that none of them needs are not read.
 

@@ -9,6 +9,7 @@ on the way; multiplied by nothing, it is data and is copied.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -26,6 +27,17 @@ class Taken:
     index: Index  # record number on the place
     coef: Bytes  # 0 for data
     position: Index  # in the stripe
+
+
+class Taker(Protocol):
+    """Somebody who needs some rows of one arena, each once."""
+
+    @property
+    def lacking(self) -> int:
+        """How many of the rows that are needed were not taken yet."""
+
+    def take(self, rows: Index) -> Taken:
+        """Those of `rows`, distinct, that are needed and were not taken before; -1 is no row."""
 
 
 class Target:
@@ -63,11 +75,9 @@ class Target:
 
     @property
     def lacking(self) -> int:
-        """How many of the rows that the place needs were not taken yet."""
         return self._lacking
 
     def take(self, rows: Index) -> Taken:
-        """Those of `rows`, distinct, that are needed and were not taken before; -1 is no row."""
         member = rows % (self._n_groups * self._k)
         region = self._region[member]
         at = np.flatnonzero((region >= 0) & (rows >= 0))

@@ -46,6 +46,7 @@ from planaria.wire.control import (
     PartFailed,
     PartSaved,
     Ready,
+    Refused,
     Reloaded,
     Running,
     SaveState,
@@ -368,6 +369,8 @@ class Attempt:
                 self._on_reloaded(what)
             case DataEnded():
                 self._on_data_ended(what)
+            case Refused() if what.ends:
+                self.machine.verdict = self.machine.verdict or Verdict(what.what)
             case LastStep():
                 self.saves.end_at(what.step, now)
                 self.config = self.machine.config = self.saves.config

@@ -27,6 +27,7 @@ from planaria.control.children import EXIT_ORPHAN
 from planaria.errors import ClusterError
 from planaria.trainer.dense import dlrm_layers
 from planaria.wire.codec import Envelope, Frames
+from planaria.wire.coding import bytes_spared
 from planaria.wire.control import Control, Heard, Listening, Obeyed, Orders, Traffic
 from planaria.wire.limits import Limits
 from planaria.wire.machine import COORDINATOR, Machine, Outbox
@@ -57,6 +58,7 @@ class Node:
         can_wait = role == "server"  # deltas, to other servers
         self.transport = open_transport(member, self.keys, bind, limits, can_wait=can_wait)
         self.transport.packs = self.config.packs
+        self.transport.gradients = self.config.wire.gradients
         self.line = Line(
             self.transport, files.supervisor(), self.config.cluster.heartbeat_ms / 1000
         )
@@ -103,7 +105,7 @@ class Node:
                 count, size, packed = self.sent.get(kind, (0, 0, 0))
                 self.sent[kind] = (
                     count + 1,
-                    size + frames.array_bytes,
+                    size + frames.array_bytes + bytes_spared(message),
                     packed + frames.packed_bytes,
                 )
         self.transport.send_all(messages)

@@ -36,12 +36,14 @@ from planaria.server.priorities import Priorities
 from planaria.server.snapshot import Wanted, wanted_rows
 from planaria.server.store import Store
 from planaria.tables import Arena
+from planaria.trainer.bounds import split
 from planaria.wire.control import Base, Orders, PartFailed, PartSaved, SavedRows, Told
 
 PATIENCE = 0.25  # share of cluster.deadline_s, within which everybody must answer a view change
 CPU_SHARE = 0.03  # of one core: what a writer takes of it, while nobody waits
 SPREAD = 0.5  # share of the time between two saves, within which the writer is to be done
 DENSE_NAME = "dense"
+BOUNDS_NAME = "bounds"  # of lossy lookups, where there are any
 NO_ORDERS = Orders()
 
 Rest: TypeAlias = Callable[[float], None]
@@ -367,7 +369,10 @@ class SavedDense:
         self._state = state
 
     def write(self, part: PartWriter, rest: Rest) -> None:
-        part.add_bytes(DENSE_NAME, self._state)
+        own, bounds = split(self._state)
+        part.add_bytes(DENSE_NAME, own)
+        if len(bounds):
+            part.add_bytes(BOUNDS_NAME, bounds)
 
     def close(self) -> None:
         pass
@@ -436,4 +441,5 @@ def reload_records(
 def read_dense(config: Config, job: str, step: int) -> Bytes | None:
     """What `SavedDense` wrote; None of a model that was imported without a dense part."""
     found = open_own(config, job, step).dense()
-    return found[DENSE_NAME].view(np.uint8) if DENSE_NAME in found else None
+    parts = [found[name].view(np.uint8) for name in (DENSE_NAME, BOUNDS_NAME) if name in found]
+    return np.concatenate(parts) if parts else None

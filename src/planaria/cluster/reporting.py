@@ -143,7 +143,7 @@ class Reporter(Watcher):
                 )
             case ScrubFound():
                 self._on_scrubbed(what)
-            case Refused():
+            case Refused() if not what.ends:
                 self.say(f"{event.member} refused a message: {what.what}")
             case Ready():
                 progress.working = ""

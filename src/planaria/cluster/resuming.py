@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,7 +22,10 @@ MUST_STAY = (
     *("data.source", "data.schema", "data.shuffle", "data.validation", "data.zipf"),
 )
 # What may change, and makes another model than an uninterrupted run gives.
-MAY_CHANGE = ("optimizer.lr", "optimizer.schedule", "optimizer.warmup_steps", "data.path")
+MAY_CHANGE = (
+    *("optimizer.lr", "optimizer.schedule", "optimizer.warmup_steps", "data.path"),
+    *("wire.lookups", "wire.tables", "wire.bounds", "wire.decay_steps", "wire.sample_steps"),
+)
 AS_BEFORE = "give the same job file and --set as before, or none"
 
 
@@ -38,6 +41,7 @@ class Resumption:
     job: str = ""  # its identity
     imported: bool = False  # a model that was imported: a checkpoint of step 0
     fingerprint: Fingerprint | None = None  # what the bits of its steps depend on
+    wire: Mapping[str, Any] | None = None  # how its rows travelled
 
     @property
     def restores(self) -> bool:
@@ -139,6 +143,7 @@ def _resume(config: Config, folder: str, found: Found) -> Resumption:
         manifest.job,
         imported,
         msgspec.convert(extra["fingerprint"], Fingerprint) if "fingerprint" in extra else None,
+        manifest.config.get("wire"),
     )
 
 

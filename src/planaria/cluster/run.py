@@ -23,6 +23,7 @@ from planaria.cluster.facts import Facts
 from planaria.cluster.files import ANY_JOB, Beginning, home
 from planaria.cluster.hosts import Hosts
 from planaria.cluster.injecting import Injector
+from planaria.cluster.lookups import settle_lookups
 from planaria.cluster.reporting import Observe, Progress, Reporter, counted
 from planaria.cluster.resuming import FROM_THE_BEGINNING, Resumption
 from planaria.cluster.scripts import INTERRUPTED, Scripts
@@ -98,6 +99,8 @@ class JobRun:
         self.strategy = config.strategy
         check_data(config)
         config, self.decision = settle(config)
+        away = hosts is not None
+        config, self.lookups = settle_lookups(config, start.wire, many_machines=away)
         check_required(config)
         self.losses = Losses(config, start.pls, start.pls_updates)
         if config.survival.partial and self.losses.passes_budget():
@@ -140,7 +143,7 @@ class JobRun:
         folder = home() / "jobs" / ANY_JOB
         facts = None if self.hosts is None else Facts()  # what other machines have is not known
         fits = preflight.check(self.config, self.start.bytes, folder=folder, facts=facts)
-        for note in (*fits, *self.start.notes, self.decision):
+        for note in (*fits, *self.start.notes, self.decision, self.lookups):
             if note:
                 say(note)
         say(describe_protection(self.config))

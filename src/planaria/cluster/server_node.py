@@ -28,6 +28,7 @@ from planaria.server.priorities import RULES, Mfu, Priorities
 from planaria.server.rehearsing import Rehearsal
 from planaria.server.reserve import Reserve
 from planaria.server.store import Store
+from planaria.wire.coding import Coding
 from planaria.wire.control import (
     Base,
     Ready,
@@ -112,6 +113,7 @@ class ServerNode(MemberNode):
             scrub_every=config.scrub.every_steps,
             reserve=self._reserve,
             early_answers=config.cluster.early_answers == "on",
+            coding=Coding.of_job(config),
             partial=config.survival.partial,
             on_progress=self._on_progress,
         )
@@ -278,6 +280,9 @@ class ServerNode(MemberNode):
         for error in server.errors:
             self.line.tell(Refused(what=error))
         server.errors.clear()
+        if server.unsendable:
+            self.line.tell(Refused(what=server.unsendable, ends=True))
+            server.unsendable = ""
         for scrub in server.scrubbed:
             found = ScrubFound(
                 place=server.place, round=scrub.number, records=scrub.records, wrong=scrub.wrong

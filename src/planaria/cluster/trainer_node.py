@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from planaria.checkpoints import DENSE
 from planaria.cluster.files import JobFiles
+from planaria.cluster.lookups import bound_rule
 from planaria.cluster.node import IDLE_MS, MemberNode, log
 from planaria.cluster.parts import PartSaver, SavedDense, read_dense
 from planaria.cluster.tracing import Tracer, trace_member
@@ -21,7 +22,8 @@ from planaria.server.digest import Digest
 from planaria.trainer.client import Client
 from planaria.trainer.job import TrainerJob
 from planaria.trainer.machine import TrainerMachine
-from planaria.wire.control import Ready, TrainerHolds, Waiting, Working
+from planaria.wire.coding import Coding
+from planaria.wire.control import Ready, Refused, TrainerHolds, Waiting, Working
 from planaria.wire.messages import NO_VIEW, Member, Message
 
 WAITED_S = 5.0  # before a trainer says whom it waits for
@@ -73,6 +75,9 @@ class TrainerNode(MemberNode):
             [arena.rows for arena in config.arenas],
             [arena.dim for arena in config.arenas],
             config.cluster.retry_ms / 1000,
+            Coding.of_job(config),
+            bound_rule(config),
+            config.wire.gradients,
         )
         self.trainer = TrainerMachine(self.member, job, dense, fresh_rank=rank)
         self.machine = self.trainer
@@ -157,7 +162,10 @@ class TrainerNode(MemberNode):
     def work(self) -> int:
         with self.guard:
             outbox = self.trainer.take_outbox()
+            errors, self.trainer.arrivals.errors = self.trainer.arrivals.errors, []
         self.post(outbox)
+        for error in errors:
+            self.line.tell(Refused(what=error))
         self.client.moved()
         self._save_if_due()
         if self.trainer.done and not self.trainer.left:

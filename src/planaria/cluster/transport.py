@@ -17,6 +17,7 @@ from planaria.kernels.types import Bytes
 from planaria.wire.codec import ANY_JOB, Envelope, Frames, encode
 from planaria.wire.limits import Limits
 from planaria.wire.messages import Member
+from planaria.wire.rounding import EXACT
 
 QUEUE_BYTES = 256 << 20  # that may wait per peer
 MAX_QUEUE = 2000  # messages per peer
@@ -61,6 +62,7 @@ class Transport(ABC):
 
     address: str  # where it listens
     packs = False  # whether record numbers and changes leave packed
+    gradients = EXACT  # what those of rows were rounded to
 
     def __init__(self, member: Member, keys: Keys, limits: Limits | None) -> None:
         self.member = member
@@ -71,7 +73,13 @@ class Transport(ABC):
 
     def encode(self, message: Any) -> Frames:
         return encode(
-            self.keys.token, self.member, self.address, message, self.limits, packs=self.packs
+            self.keys.token,
+            self.member,
+            self.address,
+            message,
+            self.limits,
+            packs=self.packs,
+            gradients=self.gradients,
         )
 
     @abstractmethod

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from planaria.cluster.injecting import Injector
+from planaria.cluster.lookups import settle_lookups
 from planaria.cluster.reporting import Observe
 from planaria.cluster.run import JobRun
 from planaria.comparing.accounts import (
@@ -172,6 +173,7 @@ def prepare(emulation: Emulation, job: Config, names: Sequence[str]) -> None:
 
 def compare(emulation: Emulation, job: Config, names: Sequence[str], run: Runner) -> Comparison:
     """Runs everything. `prepare` has found nothing wrong."""
+    job, _ = settle_lookups(job)  # once for all, for it follows measured rates
     seeds = _seeds(emulation, job)
     of, number = len(seeds) * (len(names) + 1), 0
     references: list[Outcome] = []

@@ -35,6 +35,7 @@ from planaria.config.kinds import (
 )
 from planaria.config.optimizer import MAX_STEPS, OptimizerConfig
 from planaria.config.text import read_file, read_override
+from planaria.config.wire import WireConfig
 from planaria.data.presets import PRESETS
 from planaria.data.split import MAX_SHARE
 from planaria.errors import ConfigError
@@ -122,11 +123,6 @@ class ClusterConfig:
     def leaves_machine(self) -> bool:
         """Whether processes talk over something slower, and less private, than its memory."""
         return self.transport == "tcp" and not _is_loopback(self.host)
-
-
-@dataclass(frozen=True)
-class WireConfig:
-    packing: Annotated[str, choice("auto", "on", "off")] = "auto"
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,13 @@ class WrongInside(Wrong):
         self.problems = problems
 
 
+class Named(dict[str, Any]):
+    """Names with values, as part of a configuration: never changed, so it has a hash."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+
 @dataclass(frozen=True)
 class Kind:
     """What a key takes: in words, and as a function from a YAML value to the value kept, which
@@ -137,6 +144,17 @@ def mapping(kinds: Mapping[str, Kind], needed: Collection[str], make: Make) -> K
             raise WrongInside([("", str(error))]) from None
 
     return Kind(f"keys with values, of {', '.join(kinds)}", read)
+
+
+def named(one: Kind, of: str) -> Kind:
+    """Any names, each with a value of one kind. of: what a name is of."""
+
+    def read(value: object) -> object:
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise Wrong
+        return Named(_read_each(value.items(), lambda _: one, told=True))
+
+    return Kind(f"names of {of} with values, each {one.expected}", read)
 
 
 def _about_unknown(key: object, kinds: Mapping[str, Kind]) -> tuple[str, str]:

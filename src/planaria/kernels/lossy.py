@@ -21,13 +21,13 @@ than `none`, that is taken.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planaria import kernels
-from planaria.errors import ArgumentError
+from planaria.errors import NotFiniteError
 from planaria.kernels import compressors, twin_lossy
 from planaria.kernels.checks import array, require, require_apart
 from planaria.kernels.twin_lossy import Encoding
@@ -101,11 +101,15 @@ def encode(
     size: int = _backend().encode_rows(rows, tables, scales(bounds), native, out)
     if size < 0:
         table = -1 - size
-        raise ArgumentError(
-            f"table {table if names is None else names[table]!r} has a NaN or an infinity in its "
-            "rows, which can only be sent exactly; has training diverged?"
-        )
+        refuse_rows(table if names is None else names[table])
     return compressors.compress(out[:size], wanted, out) if general.any() else out[:size]
+
+
+def refuse_rows(table: int | str) -> NoReturn:
+    raise NotFiniteError(
+        f"table {table!r} has a NaN or an infinity in its rows, which can only be sent exactly; "
+        "has training diverged?"
+    )
 
 
 def _wanted(bounds: Floats, encoders: Sequence[str]) -> Bytes:
@@ -131,6 +135,12 @@ def frame_bound(rows: int, dim: int, tables: int) -> int:
         f"an answer has rows of one float or more, and 2^29 floats at most, not {rows} of {dim}",
     )
     return twin_lossy.frame_bound(rows, dim, min(tables, rows))
+
+
+def rows_bytes(frame: Bytes) -> int:
+    """Of the rows that `encode` made this frame of."""
+    header = frame[: twin_lossy.FRAME.itemsize].view(twin_lossy.FRAME)[0]
+    return 4 * int(header["rows"]) * int(header["dim"])
 
 
 def decode(frame: Bytes, tables: NDArray[np.int32], dim: int, out: Floats | None = None) -> Floats:

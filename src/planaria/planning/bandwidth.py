@@ -9,11 +9,11 @@ link counts. Nothing here knows cores: what they take is an input, or left out.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from planaria.config.wire import bits_per_s
 from planaria.dense import keepers
 from planaria.errors import ConfigError
 from planaria.layout.groups import default_scatter, least_scatter
@@ -25,8 +25,6 @@ PAYLOAD_SHARE = 1448 / 1538  # of TCP in frames of 1,500 bytes
 
 # How a lost server is rebuilt: as rebuild.by says; sums are what could be done.
 WAYS = ("replacement", "survivors", "partial sums")
-
-_PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
 class Link(NamedTuple):
@@ -64,14 +62,10 @@ class Cluster(NamedTuple):
 
 def link_of(text: str, latency_s: float = 0.0) -> Link:
     """From a number and its unit: 10Gbit, 300Mbit/s, 10Gbps."""
-    found = re.fullmatch(r"([\d.]+) ?([kmgt]?)b(it(/s)?|ps)", text.strip(), re.IGNORECASE)
-    try:
-        bits_per_s = float(found[1]) * _PREFIXES[found[2].lower()] if found else 0.0
-    except ValueError:
-        bits_per_s = 0.0
-    if not bits_per_s:
+    rate = bits_per_s(text)
+    if not rate:
         raise ConfigError(f"--link: expected a rate in bits, such as 10Gbit or 300Mbit, got {text}")
-    return Link(bits_per_s, latency_s)
+    return Link(rate, latency_s)
 
 
 # ---------------------------------------------------------------- a step

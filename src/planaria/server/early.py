@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from planaria.kernels.types import Bytes, Index, Mask
+from planaria.server.answering import rows_of
 from planaria.server.store import Store
+from planaria.wire.coding import EXACTLY, Coding
 from planaria.wire.machine import Outbox
 from planaria.wire.messages import Early, Lookup, Member, View
 
@@ -55,8 +57,9 @@ class Marks:
 class EarlyRows:
     """What one store has given early of which lookup."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, coding: Coding = EXACTLY) -> None:
         self.store = store
+        self.coding = coding
         records = [arena.data_records for arena in store.arenas]
         self.named = Marks(records)  # that were asked for in the step to come
         self.changed = Marks(records)  # by the last step
@@ -79,14 +82,15 @@ class EarlyRows:
         return [~named for named in self.named.among(lookup.indices)]
 
     def _early(self, view: View, lookup: Lookup, which: list[Mask]) -> Early:
-        rows = enumerate(chosen(lookup.indices, which))
+        weights, frames = rows_of(self.store, self.coding, lookup, which)
         return Early(
             view=view,
             place=self.store.place,
             step=lookup.step,
             part=lookup.part,
             which=packed(which),
-            weights=[self.store.lookup(arena, index) for arena, index in rows],
+            weights=weights,
+            frames=frames,
         )
 
     def rest(self, key: LookupKey, lookup: Lookup) -> list[Mask]:
@@ -103,13 +107,6 @@ class EarlyRows:
             self.changed.add(as_of, [change.indices for change in changes])
         changed = self.changed.among(lookup.indices)
         return [~early | again for early, again in zip(sent, changed, strict=True)]
-
-
-def chosen(indices: Sequence[Index], which: Sequence[Mask]) -> list[Index]:
-    """Those rows of a lookup; all if nothing is said."""
-    if not which:
-        return list(indices)
-    return [index[mask] for index, mask in zip(indices, which, strict=True)]
 
 
 def packed(which: Sequence[Mask]) -> list[Bytes]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from planaria.layout import Layout
 from planaria.server.reserve import Reserve
 from planaria.tables import Arena
+from planaria.wire.coding import EXACTLY, Coding
 
 
 def nothing(*_: object) -> None:
@@ -29,4 +30,5 @@ class ServerJob:
     on_progress: Callable[[], None] = nothing  # called now and then while records are filled
     reserve: Reserve | None = None  # memory of a spare
     early_answers: bool = False  # rows that a step will hardly change leave before it
+    coding: Coding = EXACTLY  # of rows, on their way to trainers
     partial: bool = False  # a replacement's records come from a save, not from its stripe-mates

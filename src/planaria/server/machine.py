@@ -13,12 +13,13 @@ from functools import partial
 
 import numpy as np
 
-from planaria.errors import PlanariaError
+from planaria.errors import NotFiniteError, PlanariaError
 from planaria.kernels.types import Bytes, Floats, Index
 from planaria.layout import Layout
 from planaria.layout.resizing import layout_after
+from planaria.server.answering import delta_of, rows_of
 from planaria.server.checking import check_arenas, check_lrs, check_message
-from planaria.server.early import EarlyRows, LookupKey, chosen, packed
+from planaria.server.early import EarlyRows, LookupKey, packed
 from planaria.server.job import ServerJob, nothing
 from planaria.server.keeping import KeptCopies
 from planaria.server.rebuilding import Rebuilder, ScrubRound
@@ -79,6 +80,7 @@ class ServerMachine(Machine):
         self.holders: tuple[int, ...] = ()
         self.scrubbed: list[ScrubRound] = []  # finished rounds, for the log
         self.errors: list[str] = []  # messages that were refused, for the log
+        self.unsendable = ""  # why the job must end: rows that no bound can be kept for
         self.on_applied: Callable[[Sequence[Push]], None] | None = None  # for a driver that counts
         self.room: Callable[[Member, int], Bytes | None] = nothing  # for what it sends
         if fresh_place is not None:
@@ -132,7 +134,7 @@ class ServerMachine(Machine):
     def _adopt(self, store: Store) -> None:
         """All that follows from what this server holds."""
         self.place = store.place
-        self.early = EarlyRows(store) if self.job.early_answers else None
+        self.early = EarlyRows(store, self.job.coding) if self.job.early_answers else None
         self.holders = store.holders
         self.rebuilder = Rebuilder(store, self.job)
 
@@ -231,6 +233,7 @@ class ServerMachine(Machine):
             return  # an answer that everybody has long used
         for arena, index in enumerate(message.indices):
             store.check_data(arena, index)
+        self.job.coding.check(message)
         self.lookups[message.step, message.rank, message.part] = (sender, message)
         if message.last:
             self.last = message.step - 1
@@ -342,11 +345,15 @@ class ServerMachine(Machine):
             pass
         # What is not due yet is looked at only where its rows may have to be decoded first.
         due = self.store.step + 1 if was_whole else np.inf
-        for key in sorted([key for key in self.lookups if key[0] <= due]):
-            self._answer(key)
-        self._vote()
-        if self.early and was_whole and self.protected == self.step:  # what is waited for is out
-            self.outbox += self.early.take(self.lookups, self.view)
+        try:
+            for key in sorted([key for key in self.lookups if key[0] <= due]):
+                self._answer(key)
+            self._vote()
+            if self.early and was_whole and self.protected == self.step:  # what is due is out
+                self.outbox += self.early.take(self.lookups, self.view)
+        except NotFiniteError as error:
+            self.unsendable = str(error)
+            return
         if was_mirrored and not self.rebuilder.scrubbing:
             return
         self.outbox += self.rebuilder.take_requests(self.view, self._committed_here())
@@ -432,10 +439,7 @@ class ServerMachine(Machine):
         if self._missing([lookup.indices]) or self.store.step < as_of:
             return
         which = self.early.rest(key, lookup) if self.early else []
-        weights = [
-            self.store.lookup(arena, index, as_of)
-            for arena, index in enumerate(chosen(lookup.indices, which))
-        ]
+        weights, frames = rows_of(self.store, self.job.coding, lookup, which, as_of)
         del self.lookups[key]
         answer = Answer(
             view=self.view,
@@ -446,6 +450,7 @@ class ServerMachine(Machine):
             whole=self.whole,
             weights=weights,
             which=packed(which),
+            frames=frames,
         )
         self.send(sender, answer)
 
@@ -460,14 +465,8 @@ class ServerMachine(Machine):
         changes = self.store.own.after(step - 1)[0]
         deltas = self.store.parity_deltas(changes)
         for holder in holders:
-            message = Delta(
-                view=self.view,
-                place=self.place,
-                step=step,
-                indices=[delta.indices for delta in deltas[holder]],
-                deltas=[delta.delta for delta in deltas[holder]],
-            )
-            self.send(self.install.servers[holder], message)
+            delta = delta_of(self.view, self.place, step, deltas[holder])
+            self.send(self.install.servers[holder], delta)
 
     # ------------------------------------------------------------------ timers
 

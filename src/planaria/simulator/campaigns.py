@@ -100,12 +100,15 @@ def schedule(seed: int, **overrides: Any) -> Schedule:
     drawn = Schedule(seed, job, faults, draw.choice((0, 1, 2)), draw.choice(list(NETWORKS)))
     started, tables = draw.choice(STARTS), draw.choice(TABLES)
     early = draw.choice((False, True))
+    lossy = draw.choice((False, False, False, True))
     if overrides.pop("resizes", False):
         overrides = {**_resizes(seed, job), **overrides}
     if overrides.pop("survivors", False):
         overrides = {**_by_survivors(job), **overrides}
     started = overrides.pop("restored_at", started)
-    drawn = _overridden(drawn, {"tables": tables, "early_answers": early, **overrides})
+    drawn = _overridden(
+        drawn, {"tables": tables, "early_answers": early, "lossy": lossy, **overrides}
+    )
     steps = started + drawn.job.steps
     job = replace(drawn.job, restored_at=started, steps=steps)
     return replace(drawn, job=replace(job, shifts=_shifts(seed, job)) if elastic else job)

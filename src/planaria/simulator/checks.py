@@ -89,7 +89,7 @@ class Oracle:
         if step <= trainer.install.committed:
             raise Failure(f"rank {trainer.rank} computes committed step {step} again")
         self.check_rows(trainer.rank, step, rows)
-        dense = trainer.dense.as_of(step - 1)
+        dense = trainer.state_of(step - 1)
         if dense is None or dense.tobytes() != batch.dense:
             raise Failure(f"rank {trainer.rank} has a wrong dense state in step {step}")
         return batch

@@ -184,7 +184,7 @@ class Driver:
             self.trainer.give_gradients(step, sparse, batch.dense_gradient)
 
     def _updated(self, step: int, total: Floats) -> None:
-        before = self.trainer.dense.as_of(step - 1)
+        before = self.trainer.state_of(step - 1)
         assert before is not None
         state = next_dense(before.view(np.float32), total, self.world.job.lr(step))
         self.trainer.give_state(step, state.view(np.uint8))

@@ -23,10 +23,14 @@ from planaria.server.digest import Digest
 from planaria.server.job import ServerJob
 from planaria.server.store import Store
 from planaria.tables import Arena, Table, make_arenas
+from planaria.trainer.bounds import BoundRule, Bounds
 from planaria.trainer.job import TrainerJob
-from planaria.wire.messages import Shift
+from planaria.wire.coding import EXACTLY, Coding
+from planaria.wire.messages import NO_VIEW, Answer, Lookup, Shift
 
 GOLDEN = 0x9E3779B97F4A7C15
+ENCODERS = ("huffman", "none", "fp16")
+RULE = BoundRule(decay_steps=6, sample_steps=3)
 
 
 ToyTable = tuple[int, int] | tuple[int, int, Optimizer]
@@ -48,6 +52,7 @@ class ToyJob:
     optimizer: Optimizer = field(default_factory=lambda: Optimizer("adagrad", lr=0.1))
     keep_steps: int = 2
     early_answers: bool = False
+    lossy: bool = False  # rows travel within bounds, each table's with another encoder
     blocks: int = 1  # of groups
     restored_at: int = 0  # if set: everybody starts from a checkpoint of that step
     shifts: tuple[Shift, ...] = ()  # the number of trainers changes after these steps
@@ -87,12 +92,17 @@ class ToyJob:
             rebuild_jobs=self.blocks,
             rebuild_priority=self.rebuild_priority,
             early_answers=self.early_answers,
+            coding=self.coding,
         )
 
     def trainer_job(self, retry_s: float) -> TrainerJob:
         dims = [arena.dim for arena in self.arenas]
         rows = [arena.rows for arena in self.arenas]
-        return TrainerJob(self.layout, rows, dims, retry_s)
+        return TrainerJob(self.layout, rows, dims, retry_s, self.coding, RULE)
+
+    @property
+    def coding(self) -> Coding:
+        return _coding(self.tables, self.optimizer) if self.lossy else EXACTLY
 
     @property
     def undisturbed(self) -> ToyJob:
@@ -117,8 +127,8 @@ class ToyJob:
     def first_dense(self) -> DenseCopies:
         """That of the step which the job starts after."""
         copies = DenseCopies()
-        state = reference(self).batches[self.restored_at + 1, 0].dense
-        copies.put(self.restored_at, np.frombuffer(state, np.uint8))
+        first = reference(self).batches[self.restored_at + 1, 0]
+        copies.put(self.restored_at, np.frombuffer(first.dense + first.bounds, np.uint8))
         return copies
 
     def rows_of(self, step: int, rank: int) -> list[Index]:
@@ -180,6 +190,13 @@ def _arenas(tables: tuple[ToyTable, ...], optimizer: Optimizer) -> list[Arena]:
     return make_arenas(named, optimizer)
 
 
+@lru_cache
+def _coding(tables: tuple[ToyTable, ...], optimizer: Optimizer) -> Coding:
+    names = [f"table {number}" for number in range(len(tables))]
+    encoders = [ENCODERS[number % len(ENCODERS)] for number in range(len(tables))]
+    return Coding(_arenas(tables, optimizer), names, encoders)
+
+
 def _mix(*numbers: int) -> int:
     h = 0
     for number in numbers:
@@ -223,6 +240,7 @@ class Batch:
     ids: Mapping[int, list[Index]]  # per place, the record numbers in each arena
     seen: Mapping[int, bytes]  # per place, the weights that these records have then
     dense: bytes  # the state of the dense network then
+    bounds: bytes  # what is kept behind it, where rows travel within bounds
     pushes: Mapping[int, list[Floats]]  # per place, for each arena
     dense_gradient: Floats
 
@@ -234,7 +252,7 @@ class Reference:
     job: ToyJob
     batches: Mapping[tuple[int, int], Batch]  # by (step, rank)
     digest: Digest  # of all records
-    dense: bytes
+    dense: bytes  # and the bounds behind it
 
     def __reduce__(self) -> tuple[Callable[[ToyJob], Reference], tuple[ToyJob]]:
         return reference, (self.job,)  # copies of a world share it
@@ -251,18 +269,21 @@ def _reference(job: ToyJob) -> Reference:
     store = Store(job.arenas, alone, 0, seed=job.seed)
     dense = np.arange(5, dtype=np.float32)
     batches: dict[tuple[int, int], Batch] = {}
+    travel = _Travel(job, alone)
     for step in range(1, job.steps + 2):  # the last one only looks
         contributions, dense_gradients = [], []
         for rank in range(job.trainers_in(step)):
             rows = job.rows_of(step, rank)
             index = [there for _, there in located(alone, job.arenas, rows)]
-            values = [store.lookup(arena, there) for arena, there in enumerate(index)]
+            exact = [store.lookup(arena, there) for arena, there in enumerate(index)]
+            values = travel.received(step, rank, rows, index, exact)
             sparse, own = job.gradients(step, rank, rows, values, dense)
             spread = located(job.layout, job.arenas, rows)
             batches[step, rank] = Batch(
                 by_place(job, spread, [there for _, there in spread]),
                 {place: joined(found) for place, found in by_place(job, spread, values).items()},
                 dense.tobytes(),
+                travel.kept,
                 by_place(job, spread, sparse),
                 own,
             )
@@ -272,7 +293,55 @@ def _reference(job: ToyJob) -> Reference:
             break
         store.apply(step, list(zip(*contributions, strict=True)), job.lrs(step))
         dense = next_dense(dense, sum_in_rank_order(dense_gradients), job.lr(step))
-    return Reference(job, batches, store.digest(), dense.tobytes())
+        travel.end(step)
+    return Reference(job, batches, store.digest(), dense.tobytes() + travel.kept)
+
+
+class _Travel:
+    """What becomes of rows on their way, where a job is lossy: in one piece, from one server."""
+
+    def __init__(self, job: ToyJob, alone: Layout) -> None:
+        self.coding, self.alone = job.coding, alone
+        self.bounds = Bounds.unknown(len(self.coding.adapts), 0)
+        self.measured: Floats | None = None
+
+    @property
+    def kept(self) -> bytes:
+        return self.bounds.pack().tobytes() if self.coding.adapts.any() else b""
+
+    def received(
+        self,
+        step: int,
+        rank: int,
+        rows: Sequence[Index],
+        index: list[Index],
+        weights: list[Floats],
+    ) -> list[Floats]:
+        """By a trainer of its lookup. index: record numbers."""
+        if not self.coding.adapts.any():
+            return weights
+        bounds = self.bounds.next * np.float32(RULE.factor(step))
+        lookup = Lookup(view=NO_VIEW, rank=rank, step=step, part=0, indices=index, bounds=[bounds])
+        plain, frames = self.coding.packed(self.alone, 0, lookup, index, weights)
+        answer = Answer(
+            view=NO_VIEW,
+            place=0,
+            step=step,
+            part=0,
+            protected=0,
+            whole=True,
+            weights=plain,
+            frames=frames,
+        )
+        found = self.coding.unpacked(answer, self.alone, index).weights
+        if rank == 0 and step == self.bounds.due:
+            self.measured = self.bounds.measured(self.coding, RULE, rows, found)
+        return found
+
+    def end(self, step: int) -> None:
+        if self.coding.adapts.any():
+            self.bounds = self.bounds.after(step, self.measured, RULE)
+            self.measured = None
 
 
 @lru_cache(maxsize=512)

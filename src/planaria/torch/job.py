@@ -169,7 +169,7 @@ class Job:
         """A block in which lookups read the rows of now and nothing learns."""
         now = self._in_step("evaluate")
         training = now.sparse
-        now.sparse = SparseStep(_Lookups(self), self._dims, recording=False)
+        now.sparse = SparseStep(_Lookups(self, exact=True), self._dims, recording=False)
         try:
             with torch.no_grad():
                 yield
@@ -459,14 +459,14 @@ class Job:
 
     # ------------------------------------------------------------------ rows
 
-    def _lookup(self, rows: Sequence[Index]) -> list[Floats]:
+    def _lookup(self, rows: Sequence[Index], *, exact: bool = False) -> list[Floats]:
         """Of now: before the gradients have left as of the step before, and then as of this one."""
         assert self._client is not None
         now = self._in_step("forward")
         routed = self._router.route(rows, self._client.layout)
         step = now.step + 1 if now.pushed else now.step
         part = next(self._parts)
-        self._client.ask(step, part, routed.rows, routed.layout)
+        self._client.ask(step, part, routed.rows, routed.layout, exact=exact)
         return routed.gather(self._client.rows(step, part))
 
     def _ask_ahead(self, step: int) -> Callable[[list[Index]], Any]:
@@ -490,8 +490,10 @@ class Job:
 class _Lookups:
     """What a SparseStep asks for rows that nobody has asked for before."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, exact: bool = False) -> None:
+        """exact: however rows travel otherwise, for these judge the model."""
         self._job = job
+        self._exact = exact
 
     def lookup(self, rows: Sequence[Index]) -> list[Floats]:
-        return self._job._lookup(rows)
+        return self._job._lookup(rows, exact=self._exact)

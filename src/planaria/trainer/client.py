@@ -64,7 +64,7 @@ class Client:
             paused = self.pause_after == machine.step - 1 > 0
             if machine.blank or machine.install is None or paused or not machine.goes_on():
                 return None
-            state = machine.dense.as_of(machine.step - 1)
+            state = machine.state_of(machine.step - 1)
             assert state is not None
             return Start(machine.rank, machine.step - 1, state.copy())  # aligned, whatever came
 
@@ -75,12 +75,20 @@ class Client:
         """By which rows are best named: who names them by an older one has them sorted again."""
         return self.machine.layout
 
-    def ask(self, step: int, part: int, rows: RowsByPlace, layout: Layout | None = None) -> None:
+    def ask(
+        self,
+        step: int,
+        part: int,
+        rows: RowsByPlace,
+        layout: Layout | None = None,
+        *,
+        exact: bool = False,
+    ) -> None:
         """Rows that will be wanted: of this step, or of the next one. layout: whose places they are
-        named by, if not that which the job began with.
+        named by, if not that which the job began with. exact: bit for bit, to judge a model by.
         """
         with self._calling():
-            self.machine.ask(step, part, rows, layout)
+            self.machine.ask(step, part, rows, layout, exact=exact)
 
     def rows(self, step: int, part: int) -> dict[int, list[Floats]]:
         """Per place and arena, the rows that were asked for; as they were named."""
@@ -88,6 +96,7 @@ class Client:
 
     def push(self, step: int, gradients: Gradients, dense: Floats) -> None:
         """Of a step. All arrays are the machine's from now on."""
+        gradients = gradients.rounded(self.machine.job.rounding)
         with self._calling():
             self.machine.give_gradients(step, gradients, dense)
 

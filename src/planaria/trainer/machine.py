@@ -25,7 +25,10 @@ from planaria.errors import StepError
 from planaria.kernels.types import Bytes, Floats
 from planaria.layout import Layout
 from planaria.layout.resizing import layout_after
-from planaria.trainer.early import EarlyParts, Part
+from planaria.trainer.adapting import Adapting
+from planaria.trainer.arriving import Arrivals
+from planaria.trainer.bounds import split
+from planaria.trainer.early import Part
 from planaria.trainer.job import Gradients, TrainerJob
 from planaria.trainer.reducing import Reduction
 from planaria.trainer.rerouting import Rerouting, Route, RowsByPlace
@@ -75,8 +78,8 @@ class TrainerMachine(Machine):
         self.layout = job.layout  # of this view: rows that a driver names by it are not moved
         self.rerouting = Rerouting(job.layout, job.rows)
         self.asked: dict[Part, Route] = {}  # whose rows the driver has not taken
-        self.answers: dict[Part, dict[int, list[Floats]]] = {}  # per place and arena
-        self.early = EarlyParts()
+        self.arrivals = Arrivals(job)
+        self.adapting = Adapting(job)
         self.protected = [0] * self.servers  # by place: the last step that it has voted for
         self.pushed = 0  # the last step whose gradients were sent in this view
         self.pushes: dict[int, Gradients] = {}
@@ -84,6 +87,8 @@ class TrainerMachine(Machine):
         self.reduction = Reduction(0)
         self.between_steps = True  # the driver is, and will ask whether it may go on
         self._told_rest = False  # in this view
+        for known, state in list(dense.states.items()):
+            dense.put(known, self.adapting.start(known, state))
 
     @property
     def done(self) -> bool:
@@ -92,33 +97,40 @@ class TrainerMachine(Machine):
             self.last is not None
             and not self.frozen()
             and self.dense.step == self.last
-            and len(self.answers.get((self.last + 1, LAST_PART), ())) == self.servers
+            and len(self.arrivals.of((self.last + 1, LAST_PART))) == self.servers
             and min(self.protected) == self.last
         )
 
     # ------------------------------------------------------------------ the driver's side
 
-    def ask(self, step: int, part: int, rows: RowsByPlace, layout: Layout | None = None) -> None:
+    def ask(
+        self,
+        step: int,
+        part: int,
+        rows: RowsByPlace,
+        layout: Layout | None = None,
+        *,
+        exact: bool = False,
+    ) -> None:
         """Of the step to be computed, or of the one after it. layout: whose places the rows are
-        named by, if not that which the job began with.
+        named by, if not that which the job began with. exact: they are to come bit for bit.
         """
         if not self.step <= step <= self.step + 1:
             raise StepError(f"rows of step {step} are asked for, but step {self.step} is due")
-        self.asked[step, part] = self.rerouting.route(rows, layout or self.job.layout)
+        self.asked[step, part] = self.rerouting.route(rows, layout or self.job.layout, exact=exact)
         if self._is_due((step, part)):
             self._send_lookups((step, part))
 
     def rows(self, step: int, part: int) -> dict[int, list[Floats]] | None:
         """Per place, what was asked for, once; None while something is missing."""
-        answers = self.answers.get((step, part), {})
         if not self.step <= step <= self.step + 1 or self.frozen():
             return None
-        if len(answers) < self.servers:
+        if len(self.arrivals.of((step, part))) < self.servers:
             return None
-        route = self.asked.pop((step, part))
-        del self.answers[step, part]
-        self.early.forget((step, part))
-        return route.back({place: answers[place] for place in range(self.servers)})
+        route, answers = self.asked.pop((step, part)), self.arrivals.take_out((step, part))
+        found = route.back({place: answers[place] for place in range(self.servers)})
+        self.adapting.received(step, route, found)
+        return found
 
     def give_gradients(self, step: int, gradients: Gradients, dense: Floats) -> None:
         """What the driver computed for the current step."""
@@ -127,18 +139,24 @@ class TrainerMachine(Machine):
         self.pushes[step] = gradients
         for old in [other for other in self.pushes if other <= step - KEEP]:
             del self.pushes[old]
-        self.reduction.give(step, dense)
+        self.reduction.give(step, self.adapting.extended(step, self.rank, gradients, dense))
         self._progress()
 
     def sum_of(self, step: int) -> Floats | None:
         """Of the dense gradient over all ranks, once it is there."""
-        return self.reduction.sums.get(step)
+        total = self.reduction.sums.get(step)
+        return None if total is None else self.adapting.cut(step, total)
+
+    def state_of(self, step: int) -> Bytes | None:
+        """The dense state as the driver gave it."""
+        state = self.dense.as_of(step)
+        return None if state is None else split(state)[0]
 
     def give_state(self, step: int, state: Bytes) -> None:
         """The dense state after a step: that of its sum, and of nothing else."""
         if step != self.step or step not in self.reduction.sums:
             raise StepError(f"the dense state of step {step} came, but step {self.step} is due")
-        self.dense.put(step, state)
+        self.dense.put(step, self.adapting.end(step, state, self.reduction.sums[step]))
         self.step = step + 1
         self.between_steps = True
         self._send_copies(step)
@@ -165,8 +183,7 @@ class TrainerMachine(Machine):
         if self.last is None:
             self.last = self.dense.step
             self.asked.clear()
-            self.answers.clear()
-            self.early.clear()
+            self.arrivals.clear()
             empty = [np.zeros(0, np.int64) for _ in self.job.dims]
             self.ask(self.step, LAST_PART, dict.fromkeys(self.job.layout.places, empty))
 
@@ -189,8 +206,7 @@ class TrainerMachine(Machine):
         self.rank = new.trainers.index(self.member)
         if old is None and not self.blank and self.dense.step != new.committed:
             self._start_blank()
-        self.answers.clear()
-        self.early.clear()
+        self.arrivals.clear()
         if old is None or new.moves != old.moves:
             self._reroute(new)
         self.protected = [new.committed] * self.servers
@@ -216,7 +232,7 @@ class TrainerMachine(Machine):
         with_mirrors = layout_after(self.job.layout, install.resizes, install.moving)
         self.rerouting = Rerouting(with_mirrors, self.job.rows)
         for part, route in self.asked.items():
-            self.asked[part] = self.rerouting.route(route.asked, route.layout)
+            self.asked[part] = self.rerouting.again(route)
 
     def _start_blank(self) -> None:
         """It was given up before its first view, and is now a replacement like any other."""
@@ -240,10 +256,8 @@ class TrainerMachine(Machine):
 
     def on_message(self, sender: Member, message: Message) -> None:
         match message:
-            case Answer() if self._is_wanted(message):
-                self._on_answer(message)
-            case Early() if self._is_wanted(message):
-                self._on_early(message)
+            case Answer() | Early():
+                self._on_rows(message)
             case Vote() if 0 <= message.place < self.servers:
                 self._on_vote(message.place, message.protected)
             case Lacks() if 0 <= message.place < self.servers and not self.blank:
@@ -272,7 +286,7 @@ class TrainerMachine(Machine):
                 self._send_pushes(step, [lacks.place])
                 self.retries.found()
         for part in lacks.lookups:
-            waits = part in self.asked and lacks.place not in self.answers.get(part, {})
+            waits = part in self.asked and not self.arrivals.has(part, lacks.place)
             if waits and self._is_due(part):
                 self._send_lookups(part, [lacks.place])
                 self.retries.found()
@@ -293,42 +307,27 @@ class TrainerMachine(Machine):
         if state is not None:
             self.send(to, DenseCopy(view=self.view, step=as_of, state=state))
 
-    def _is_wanted(self, message: Answer | Early) -> bool:
-        """Whether rows of that lookup and place are."""
-        asked = (message.step, message.part) in self.asked
-        return asked and 0 <= message.place < self.servers
-
-    def _on_answer(self, answer: Answer) -> None:
-        part, place = (answer.step, answer.part), answer.place
-        wanted = self._shapes(part, place)
-        if answer.which:
-            whole = self.early.complete(part, place, answer, wanted)
-            if whole is None and place not in self.answers.get(part, {}):
-                self._send_lookups(part, [place])  # what came early was lost: all of it, please
-        elif [weights.shape for weights in answer.weights] == wanted:
-            whole = answer.weights
-        else:
+    def _on_rows(self, message: Answer | Early) -> None:
+        part, place = (message.step, message.part), message.place
+        route, layout = self.asked.get(part), self.rerouting.layout
+        if route is None or not 0 <= place < self.servers:
             return
-        if whole is not None:
-            self.answers.setdefault(part, {})[place] = whole
-            if answer.whole:
-                self.rebuilding.discard(place)
-        self._on_vote(place, answer.protected)
-
-    def _on_early(self, early: Early) -> None:
-        part, place = (early.step, early.part), early.place
-        if place not in self.answers.get(part, {}):
-            self.early.put(part, place, early, self._shapes(part, place))
-
-    def _shapes(self, part: Part, place: int) -> list[tuple[int, int]]:
-        """Of the rows that were asked for, per arena."""
-        of = zip(self.asked[part].rows[place], self.job.dims, strict=True)
-        return [(len(index), dim) for index, dim in of]
+        if isinstance(message, Early):
+            self.arrivals.take_early(message, route, layout)
+            return
+        taken = self.arrivals.take(message, route, layout)
+        if taken is None:
+            return
+        if not taken:
+            self._send_lookups(part, [place])  # what came early was lost: all of it, please
+        elif message.whole:
+            self.rebuilding.discard(place)
+        self._on_vote(place, message.protected)
 
     def _start_at(self, copy: DenseCopy) -> None:
         if self.install is None or copy.step != self.install.committed:
             return
-        self.dense.put(copy.step, copy.state)
+        self.dense.put(copy.step, self.adapting.start(copy.step, copy.state))
         self.blank = False
         self.step = copy.step + 1
         self._send_copies(copy.step)
@@ -377,16 +376,19 @@ class TrainerMachine(Machine):
         if not self._live():
             return
         assert self.install
-        rows, (step, number) = self.asked[part].rows, part
+        asked, (step, number) = self.asked[part], part
+        bounds = self.adapting.of_lookup(step, after=self.dense.step, exact=asked.exact)
         for place in range(self.servers) if places is None else places:
-            if place not in self.answers.get(part, {}):
+            if not self.arrivals.has(part, place):
                 lookup = Lookup(
                     view=self.view,
                     rank=self.rank,
                     step=step,
                     part=number,
-                    indices=list(rows[place]),
+                    indices=list(asked.rows[place]),
                     last=self.last is not None,
+                    exact=asked.exact,
+                    bounds=bounds,
                 )
                 self.send(self.install.servers[place], lookup)
 
@@ -455,7 +457,7 @@ class TrainerMachine(Machine):
 
     def waits_for(self) -> tuple[str, list[int]]:
         """What is missing, and of which places; of none, if it is the other trainers'."""
-        parts = [self.answers.get(part, {}) for part in self.asked if part[0] == self.step]
+        parts = [self.arrivals.of(part) for part in self.asked if part[0] == self.step]
         rows = [p for p in range(self.servers) if any(p not in came for came in parts)]
         if rows:
             return "rows", rows
@@ -466,7 +468,7 @@ class TrainerMachine(Machine):
 
     def progress(self) -> tuple[int, object]:
         came = (
-            sum(map(len, self.answers.values())),
+            sum(map(len, self.arrivals.answers.values())),
             self.reduction.progress(self.dense.step + 1),
             sum(self.protected),
         )
@@ -482,7 +484,7 @@ class TrainerMachine(Machine):
             waiting = [
                 part
                 for part in self.asked
-                if place not in self.answers.get(part, {}) and self._is_due(part)
+                if not self.arrivals.has(part, place) and self._is_due(part)
             ]
             if waiting or self.protected[place] < self.pushed:
                 ask = Ask(view=self.view, rank=self.rank, step=self.pushed + 1, lookups=waiting)

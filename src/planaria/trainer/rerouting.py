@@ -31,6 +31,7 @@ class Route:
     _order: Sequence[Index] | None  # per arena: those rows as numbers of the driver's, in order
     asked: RowsByPlace  # by the driver's places
     layout: Layout  # which these are of
+    exact: bool = False  # whether they are to come bit for bit
 
     def there(self, values: FloatsByPlace) -> FloatsByPlace:
         """What belongs to the driver's rows, by the places of the view."""
@@ -55,33 +56,37 @@ class Rerouting:
 
     def __init__(self, now: Layout, rows: Sequence[int]) -> None:
         """rows: of the arenas."""
-        self._now, self._rows = now, rows
+        self.layout, self._rows = now, rows
         self._same: dict[Layout, bool] = {now: True}  # whether rows lie there as they do here
 
-    def route(self, rows: RowsByPlace, layout: Layout) -> Route:
+    def route(self, rows: RowsByPlace, layout: Layout, *, exact: bool = False) -> Route:
         """layout: whose places they are named by."""
-        places = self._now.places
+        places = self.layout.places
         if self._is_same(layout):
             nothing = [index[:0] for index in next(iter(rows.values()))]
             there = {place: rows.get(place, nothing) for place in places}
-            return Route(there, None, rows, layout)
+            return Route(there, None, rows, layout, exact)
         orders: list[Index] = []
         found: dict[int, list[Index]] = {place: [] for place in places}
         for number, count in enumerate(self._rows):
-            before, now = layout.arena(count), self._now.arena(count)
+            before, now = layout.arena(count), self.layout.arena(count)
             named = [before.row_at(place, indices[number]) for place, indices in rows.items()]
             place, index = now.locate(np.concatenate(named))
             orders.append(np.argsort(place, kind="stable"))
             ends = np.cumsum(np.bincount(place, minlength=len(places)))[:-1]
             for at, part in zip(places, np.split(index[orders[-1]], ends), strict=True):
                 found[at].append(part)
-        return Route(found, orders, rows, layout)
+        return Route(found, orders, rows, layout, exact)
+
+    def again(self, route: Route) -> Route:
+        """What was routed in an earlier view."""
+        return self.route(route.asked, route.layout, exact=route.exact)
 
     def _is_same(self, layout: Layout) -> bool:
         if layout not in self._same:
-            self._same[layout] = np.array_equal(layout.groups, self._now.groups) and np.array_equal(
-                layout.region_of, self._now.region_of
-            )
+            self._same[layout] = np.array_equal(
+                layout.groups, self.layout.groups
+            ) and np.array_equal(layout.region_of, self.layout.region_of)
         return self._same[layout]
 
 

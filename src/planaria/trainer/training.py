@@ -228,7 +228,7 @@ class Training:
 
     def _predict(self, step: int, part: int, first: int, batch: Batch) -> None:
         prepared = self._prepare(batch)
-        self.client.ask(step, part, prepared.rows, prepared.layout)
+        self.client.ask(step, part, prepared.rows, prepared.layout, exact=True)
         embeddings = self._embeddings(prepared, self.client.rows(step, part))
         with torch.no_grad():
             logits = self.model.forward(batch.dense, embeddings).numpy()

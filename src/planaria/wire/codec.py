@@ -23,13 +23,15 @@ import numpy as np
 from planaria.errors import WireError
 from planaria.kernels import packing
 from planaria.kernels.types import Bytes
+from planaria.wire import rounding
 from planaria.wire.control import AnyControl
 from planaria.wire.limits import Limits
-from planaria.wire.messages import AnyMessage, Member
+from planaria.wire.messages import AnyMessage, Member, Push
+from planaria.wire.rounding import EXACT
 
 ANY_JOB = Limits()
 LEAST_PACKED = 512  # bytes of an array; less is hardly a frame
-RECORDS, INDEX = np.dtype(np.uint32), np.dtype(np.int64)
+RECORDS, INDEX, FLOATS = np.dtype(np.uint32), np.dtype(np.int64), np.dtype(np.float32)
 
 
 class Envelope(msgspec.Struct, array_like=True):
@@ -57,22 +59,24 @@ def encode(
     limits: Limits | None = None,
     *,
     packs: bool = False,
+    gradients: str = EXACT,
 ) -> Frames:
     """Frames to send. The arrays among them are the message's own: do not write them again.
 
-    packs: whether arrays that can be are packed, where that makes them smaller. WireError for a
-    message that no receiver with the same limits would take: sent, it would break the connection,
-    and again whenever it is repeated.
+    packs: whether arrays that can be are packed, where that makes them smaller. gradients: what
+    those of rows were rounded to. WireError for a message that no receiver with the same limits
+    would take: sent, it would break the connection, and again whenever it is repeated.
     """
     arrays: list[Any] = []
     sizes: list[int] = []
+    floats = gradients if isinstance(message, Push) else EXACT
 
     def array_as_number(value: Any) -> Any:
         if not isinstance(value, np.ndarray):
             raise TypeError(f"{type(value).__name__} cannot be sent")
         array = np.ascontiguousarray(value)
         sizes.append(array.nbytes)
-        packed = _packed(array) if packs and array.nbytes >= LEAST_PACKED else None
+        packed = _packed(array, packs, floats) if array.nbytes >= LEAST_PACKED else None
         if packed is None:
             arrays.append(array)
             return (len(arrays), value.shape)
@@ -186,14 +190,15 @@ def _plain(frame: Any, dtype: np.dtype[Any], shape: list[int]) -> np.ndarray[Any
     return found if found.flags.aligned else found.copy()
 
 
-def _packed(array: np.ndarray[Any, Any]) -> Bytes | None:
-    """If it can be, and is smaller for it."""
-    if (array.dtype, array.ndim) == (RECORDS, 2):
-        packed: Bytes | None = packing.pack_records(array)
-    elif (array.dtype, array.ndim) == (INDEX, 1):
+def _packed(array: np.ndarray[Any, Any], packs: bool, floats: str) -> Bytes | None:
+    """If it can and may be, and is smaller for it."""
+    kind, packed = (array.dtype, array.ndim), None
+    if packs and kind == (RECORDS, 2):
+        packed = packing.pack_records(array)
+    elif packs and kind == (INDEX, 1):
         packed = packing.pack_index(array)
-    else:
-        return None
+    elif floats != EXACT and kind == (FLOATS, 2):
+        packed = rounding.pack(array, floats)
     return packed if packed is not None and packed.nbytes < array.nbytes else None
 
 
@@ -202,4 +207,6 @@ def _unpacked(frame: Any, dtype: np.dtype[Any], shape: list[int]) -> np.ndarray[
         return packing.unpack_records(np.frombuffer(frame, np.uint8), shape[0], shape[1])
     if (dtype, len(shape)) == (INDEX, 1):
         return packing.unpack_index(np.frombuffer(frame, np.uint8), shape[0])
+    if (dtype, len(shape)) == (FLOATS, 2):
+        return rounding.unpack(np.frombuffer(frame, np.uint8), shape[0], shape[1])
     raise WireError(f"a packed array of {dtype} {shape}")

@@ -173,6 +173,7 @@ class Refused(Control):
     """A message that made no sense; nothing was done with it."""
 
     what: str
+    ends: bool = False  # the job, which cannot go on without it
 
 
 Traffic: TypeAlias = dict[str, tuple[int, int, int]]

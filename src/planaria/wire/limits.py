@@ -31,6 +31,8 @@ HEADER_BYTES = 64 << 10  # all that a header says, but for names: numbers, shape
 NAMED_BYTES = 1 << 10  # a member in an install: its name, twice, and its address
 SCRIPT_STATE_BYTES = 64 << 20
 SCRIPT_IDS = 1 << 20  # that a script's batch may have, however few its first one had
+BOUNDS_FOOTER_BYTES = 64
+FRAME_BYTES, PIECE_BYTES = 64, 32  # of a frame of rows, and of each table in it
 SMALLEST_ARRAYS = 1 << 20  # so that no job's limits are tight by accident
 
 
@@ -69,6 +71,10 @@ class Limits:
         # Dense Adam has the most state: three words for each parameter, and one more.
         exact[DenseGradient] = exact[DenseSum] = 4 * dense_parameters
         exact[DenseCopy] = 4 * (3 * dense_parameters + 1)
+        exact[Lookup] += 4 * len(config.tables)  # bounds; here and in what trainers sum
+        exact[DenseGradient] += 4 * len(config.tables)
+        exact[DenseSum] += 4 * len(config.tables)
+        exact[DenseCopy] += 8 * len(config.tables) + BOUNDS_FOOTER_BYTES
         if config.script.parameters is not None:  # whatever a script keeps beside them
             exact[DenseCopy] += 4 * dense_parameters + SCRIPT_STATE_BYTES
         arrays = {kind: max(GENEROSITY * n, SMALLEST_ARRAYS) for kind, n in exact.items()}
@@ -103,6 +109,7 @@ def _of_arena(config: Config, arena: Arena) -> dict[type[Any], int]:
     # piece of the sweep.
     decoded = min(max(named, config.rebuild.chunk), records)
     weights, record, number, bits = 4 * arena.dim, 4 * arena.words, 8, -(-named // 8)
+    bits += FRAME_BYTES + PIECE_BYTES * tables
     return {
         Lookup: named * number,
         Answer: named * weights + bits,

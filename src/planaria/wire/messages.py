@@ -63,6 +63,8 @@ class Lookup(Message):
     part: int
     indices: list[Index]  # per arena: record numbers on the server
     last: bool = False
+    exact: bool = False  # however rows of this job travel otherwise
+    bounds: list[Floats] = []  # one, where tables have bounds in this step: float32[tables]
 
 
 class Answer(Message):
@@ -75,6 +77,7 @@ class Answer(Message):
     whole: bool  # whether the sender is: none of its records is still to be decoded
     weights: list[Floats]  # per arena: float32[n, dim]
     which: list[Bytes] = []  # if any: per arena, bits; which of the rows. The others came early
+    frames: list[Bytes] = []  # if any: per arena, instead of its weights; see wire.coding
 
 
 class Early(Message):
@@ -87,6 +90,7 @@ class Early(Message):
     part: int
     which: list[Bytes]  # per arena, bits: which of the rows that were asked for
     weights: list[Floats]  # per arena: float32[n, dim]
+    frames: list[Bytes] = []  # instead of these, as in an answer
 
 
 class Vote(Message):

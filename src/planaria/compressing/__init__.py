@@ -1,0 +1,1 @@
+"""What lossy lookups make of a model's rows: planaria compress."""
