@@ -6,5 +6,6 @@ lies in memory or elsewhere is nobody else's business, and no bit depends on it.
 
 from planaria.records.door import StoredRecords
 from planaria.records.ram import RamRecords
+from planaria.records.tiered import TieredRecords
 
-__all__ = ["RamRecords", "StoredRecords"]
+__all__ = ["RamRecords", "StoredRecords", "TieredRecords"]

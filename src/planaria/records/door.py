@@ -18,6 +18,10 @@ class StoredRecords(Protocol):
     """
 
     @property
+    def room(self) -> int:
+        """How many there may come to be before `hold` has to make room."""
+
+    @property
     def words(self) -> int: ...
 
     @property
@@ -65,6 +69,9 @@ class StoredRecords(Protocol):
         out: Records,
     ) -> int:
         """Keeps what those of a step were before it: see kernels.saves.preserve."""
+
+    def prefetch(self, index: Index) -> None:
+        """These are wanted soon."""
 
     def read(self, first: int, stop: int) -> Records:
         """Records in a row, to be read until the next call of anything here: it need not be a copy,

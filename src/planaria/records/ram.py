@@ -27,6 +27,10 @@ class RamRecords:
         return self._room[: self._count]
 
     @property
+    def room(self) -> int:
+        return len(self._room)
+
+    @property
     def words(self) -> int:
         return int(self._room.shape[1])
 
@@ -77,6 +81,9 @@ class RamRecords:
     ) -> int:
         # When servers come or go, a step may have changed what is not in use any more.
         return saves.preserve(settled, first, stop, index, self._room, delta, out_index, out)
+
+    def prefetch(self, index: Index) -> None:
+        pass
 
     def read(self, first: int, stop: int) -> Records:
         return self._room[first:stop]

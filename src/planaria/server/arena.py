@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 from planaria import kernels
 from planaria.errors import InvalidRecord
-from planaria.kernels.types import Bytes, Index, Records
+from planaria.kernels.types import Bytes, Index
 from planaria.layout import ArenaLayout
 from planaria.layout.arithmetic import NOTHING, Regions
-from planaria.records import RamRecords, StoredRecords
+from planaria.records import StoredRecords
 from planaria.tables import Arena
 
 CHUNK_RECORDS = 1 << 15  # how many records bulk work takes at a time
@@ -25,14 +25,12 @@ class ArenaStore:
         layout: ArenaLayout,
         place: int,
         valid: bool,
-        records: Records | None = None,
+        records: StoredRecords,
     ) -> None:
-        """records: zeros, if there is memory for them already; more than are needed."""
+        """records: zeros, and as many as the place has."""
         self.arena = arena
-        if records is None:
-            records = kernels.allocate(room_for(layout, layout.records(place)), arena.words)
-        self.records: StoredRecords = RamRecords(records, layout.records(place))
-        self.bitmap: Bytes = np.full(-(-len(records) // 8), 0xFF if valid else 0, np.uint8)
+        self.records = records
+        self.bitmap: Bytes = np.full(-(-records.room // 8), 0xFF if valid else 0, np.uint8)
         self._arrange(layout, place)
         self.invalid = self.invalid_mirrors = 0
         if not valid:

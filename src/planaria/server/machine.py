@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from planaria.errors import PlanariaError
+from planaria.errors import PlanariaError, TierError
 from planaria.kernels.types import Bytes, Floats, Index
 from planaria.layout import Layout
 from planaria.layout.resizing import layout_after
@@ -126,6 +126,7 @@ class ServerMachine(Machine):
             blank_at=blank_at,
             on_progress=job.on_progress,
             reserve=job.reserve,
+            tier=job.tier,
         )
         self._adopt(self.store)
 
@@ -220,6 +221,8 @@ class ServerMachine(Machine):
                 case MateReply():
                     if not self.rebuilder.on_reply(message, self._committed_here()):
                         return  # others are still to come
+        except TierError:
+            raise  # records are lost: the process ends, and another decodes them
         except PlanariaError as error:
             # Nothing was changed: every handler checks before it writes.
             self.errors.append(f"{type(message).__name__} from {sender}: {error}")
@@ -231,6 +234,7 @@ class ServerMachine(Machine):
             return  # an answer that everybody has long used
         for arena, index in enumerate(message.indices):
             store.check_data(arena, index)
+            store.arenas[arena].records.prefetch(index)
         self.lookups[message.step, message.rank, message.part] = (sender, message)
         if message.last:
             self.last = message.step - 1

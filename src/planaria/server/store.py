@@ -22,11 +22,13 @@ from planaria.kernels.parity import share_deltas
 from planaria.kernels.types import NO_ROW, Bytes, Floats, Index, OptimizerRule, Records
 from planaria.layout import Layout
 from planaria.layout.arithmetic import NOBODY
+from planaria.records.budget import Tier
 from planaria.server.arena import CHUNK_RECORDS, ArenaStore
 from planaria.server.changed import ChangedRows
 from planaria.server.decoding import delta_coefficients
 from planaria.server.digest import Digest
 from planaria.server.history import Change, History
+from planaria.server.housing import house
 from planaria.server.initialising import initialise
 from planaria.server.memory import Memory
 from planaria.server.reserve import Reserve
@@ -58,6 +60,7 @@ class Store:
         blank_at: int | None = None,
         on_progress: Callable[[], None] = lambda: None,
         reserve: Reserve | None = None,
+        tier: Tier | None = None,
     ) -> None:
         """A store at step 0 with every record initialised; or, for a replacement, a blank one.
 
@@ -65,7 +68,8 @@ class Store:
         blank_at: the step that a replacement starts at, with every record invalid. Whoever has all
         records as of that step from elsewhere puts them into the arenas and calls `set_all_valid`.
         on_progress: see `initialise`.
-        reserve: where its memory comes from, if there is some left.
+        reserve: where its memory comes from, if there is some left; tier: where its cold records
+        lie, if not there.
         """
         if keep_steps < 1:
             raise StoreError(f"keep_steps must be at least 1, not {keep_steps}")
@@ -76,7 +80,7 @@ class Store:
         self.arenas = []
         for number, arena in enumerate(arenas):
             within = layout.arena(arena.rows)
-            records = reserve.take(number, within.records(place)) if reserve else None
+            records = house(number, arena, within, place, reserve, tier)
             self.arenas.append(ArenaStore(arena, within, place, blank_at is None, records))
         self.changed: ChangedRows | None = None
         """Where `apply` notes what it changes, for whoever wants to know."""
@@ -223,7 +227,7 @@ class Store:
         """Without those that are only mirrored here."""
         return sum([store.invalid - store.invalid_mirrors for store in self.arenas])
 
-    def digest(self) -> Digest:
+    def digest(self, on_progress: Callable[[], None] = lambda: None) -> Digest:
         """Of the data records: the sum over all servers does not depend on the layout."""
         total = Digest()
         for store in self.arenas:
@@ -236,6 +240,7 @@ class Store:
                 keys = (table.astype(np.uint64) << np.uint64(40)) | row.astype(np.uint64)
                 keys[rows < 0] = NO_ROW
                 total += Digest(*kernels.digest(store.records.read(start, stop), keys))
+                on_progress()
         return total
 
     def memory(self) -> Memory:
