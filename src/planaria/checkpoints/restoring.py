@@ -98,9 +98,9 @@ def _read_own_part(
 def _read_range(
     checkpoint: Checkpoint, reader: PartReader, chunk: Chunk, out: StoredRecords
 ) -> None:
-    if chunk.bits == RAW_BITS:
-        with out.writing(chunk.first, chunk.end) as records:
-            reader.body_into(chunk, records.reshape(-1).view(np.uint8))  # a view of them
+    own = out.memory(chunk.first, chunk.end) if chunk.bits == RAW_BITS else None
+    if own is not None:
+        reader.body_into(chunk, own.reshape(-1).view(np.uint8))
     else:
         out.put(chunk.first, checkpoint.records(reader, chunk, len(out))[1])
 

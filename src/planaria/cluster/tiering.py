@@ -9,7 +9,6 @@ from planaria.config import Config
 from planaria.errors import TierError
 from planaria.records.budget import ArenaNeeds, ServerNeeds, Tier, server_needs, slots_within
 from planaria.records.coldfile import RecordsFile
-from planaria.server.arena import room_for
 from planaria.tables import Arena
 
 UNEVEN = 1.25  # a server may change more rows in a step than the mean of them
@@ -50,7 +49,7 @@ def tier_problems(config: Config) -> Iterator[str]:
         return
     try:
         needed = config.servers * sum(
-            RecordsFile(config.tier.path, arena.words, 0).stride * arena.room
+            RecordsFile(config.tier.path, arena.words, 0).stride * arena.records
             for arena in _arenas(config)
         )
         free = shutil.disk_usage(config.tier.path).free
@@ -70,7 +69,7 @@ def _arenas(config: Config) -> list[ArenaNeeds]:
         layout = config.layout.arena(arena.rows)
         most = max(layout.records(place) for place in config.layout.places)
         rows = min(_changed_rows(config, arena), most)
-        found.append(ArenaNeeds(most, room_for(layout, most), arena.words, rows))
+        found.append(ArenaNeeds(most, arena.words, rows))
     return found
 
 

@@ -24,13 +24,12 @@ class ArenaNeeds(NamedTuple):
     """Of one arena on the server that has most of it."""
 
     records: int
-    room: int  # records that there may come to be
     words: int
     step_rows: int  # records that a step changes
 
     @property
     def fixed_bytes(self) -> int:
-        return self.room * RECORD_BYTES + BUFFER_BYTES
+        return self.records * RECORD_BYTES + BUFFER_BYTES
 
     @property
     def slot_bytes(self) -> int:

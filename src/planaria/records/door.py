@@ -85,16 +85,21 @@ class StoredRecords(Protocol):
         """Records in a row become these."""
 
     def writing(self, first: int, stop: int) -> AbstractContextManager[Records]:
-        """Memory that these records are taken from afterwards. At first it has what they are, or
-        zeros. After an error they hold nothing of use.
+        """Memory that these records are taken from when the block ends: nobody may write to it
+        later. At first it has what they are, or zeros. After an error they hold nothing of use.
+        """
+
+    def memory(self, first: int, stop: int) -> Records | None:
+        """Where these records themselves lie, for whoever writes to them over a longer time; None
+        if that is not one piece of memory.
         """
 
     def clear(self, first: int, stop: int) -> None:
         """Records in a row become zero."""
 
     def hold(self, count: int, room: int) -> bool:
-        """So many records from now on, and space for `room`; those there are stay, as far as they
-        are among them. Returns whether it had space for them.
+        """So many records from now on, and space for `room` where that costs nothing; those that
+        were there stay. Returns whether it had space for them.
         """
 
     def copy(self) -> Records:

@@ -98,6 +98,9 @@ class RamRecords:
     def writing(self, first: int, stop: int) -> Iterator[Records]:
         yield self._room[first:stop]
 
+    def memory(self, first: int, stop: int) -> Records | None:
+        return self._room[first:stop]
+
     def clear(self, first: int, stop: int) -> None:
         self._room[first:stop] = 0
 

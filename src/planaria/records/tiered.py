@@ -45,14 +45,14 @@ class TieredRecords:
     After a TierError it is of no use any more.
     """
 
-    def __init__(self, folder: str, words: int, count: int, room: int, slots: int) -> None:
-        """room: how many records there may come to be; slots: how many of them in memory."""
+    def __init__(self, folder: str, words: int, count: int, slots: int) -> None:
+        """count: how many records there are; slots: how many of them in memory."""
         require(slots >= 1, f"at least 1 record must have room in memory, not {slots}")
         self.accesses = Accesses()
         self._words = words
         self._count = count
-        self._file = RecordsFile(folder, words, room)
-        self._table = Slots.empty(room, slots)
+        self._file = RecordsFile(folder, words, count)
+        self._table = Slots.empty(count, slots)
         self._hot = kernels.allocate(slots, words)
         self._changed = np.zeros(slots, np.bool_)  # since they came from the file
         self._hand = self._call = 0
@@ -255,6 +255,9 @@ class TieredRecords:
         yield values
         self.put(first, values)
 
+    def memory(self, first: int, stop: int) -> Records | None:
+        return None
+
     def clear(self, first: int, stop: int) -> None:
         size = max(1, CLEARED_BYTES // (4 * self._words))
         zeros = np.zeros((min(size, stop - first), self._words), np.uint32)
@@ -265,8 +268,9 @@ class TieredRecords:
         with self._lock:
             enough = count <= self.room
             if not enough:
-                self._file.grow(room)
-                slot_of = np.full(room, COLD, np.int32)
+                # The disk is asked for no more than is needed, whatever there may be in the end.
+                self._file.grow(count)
+                slot_of = np.full(count, COLD, np.int32)
                 slot_of[: self.room] = self._table.slot_of
                 self._table = self._table._replace(slot_of=slot_of)
             self._count = count

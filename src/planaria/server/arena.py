@@ -55,10 +55,9 @@ class ArenaStore:
         """
         before, data_records = self.own, self.data_records
         count = layout.records(place)
-        room = room_for(layout, count)
-        stays = self.records.hold(count, room)
+        stays = self.records.hold(count, room_for(layout, count))
         if not stays:
-            bitmap = np.full(-(-room // 8), 0xFF, np.uint8)
+            bitmap = np.full(-(-self.records.room // 8), 0xFF, np.uint8)
             bitmap[: len(self.bitmap)] = self.bitmap
             self.bitmap = bitmap
         self._arrange(layout, place)

@@ -25,11 +25,12 @@ def house(
     that is taken; where cold ones lie in a file, the file is made.
     """
     count = layout.records(place)
-    room = room_for(layout, count)
     if tier is not None and tier.slots[number] < count:
-        return TieredRecords(tier.folder, arena.words, count, room, max(tier.slots[number], 1))
+        return TieredRecords(tier.folder, arena.words, count, max(tier.slots[number], 1))
     taken = reserve.take(number, count) if reserve else None
-    return RamRecords(kernels.allocate(room, arena.words) if taken is None else taken, count)
+    if taken is None:
+        taken = kernels.allocate(room_for(layout, count), arena.words)
+    return RamRecords(taken, count)
 
 
 def tier_facts(records: Iterable[StoredRecords]) -> dict[str, float]:

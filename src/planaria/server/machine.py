@@ -378,7 +378,7 @@ class ServerMachine(Machine):
         if pushes is None or len(pushes) < self.trainers:
             return False
         in_rank_order = [pushes[rank] for rank in range(self.trainers)]
-        if self._missing([push.indices for push in in_rank_order]):
+        if self.rebuilder.want_missing([push.indices for push in in_rank_order]):
             return False
         contributions: list[list[tuple[Index, Floats]]] = [
             [(push.indices[arena], push.gradients[arena]) for push in in_rank_order]
@@ -431,9 +431,10 @@ class ServerMachine(Machine):
     def _answer(self, key: LookupKey) -> None:
         """Answers as of step - 1 once that is applied."""
         assert self.store
+        assert self.rebuilder
         sender, lookup = self.lookups[key]
         as_of = lookup.step - 1
-        if self._missing([lookup.indices]) or self.store.step < as_of:
+        if self.rebuilder.want_missing([lookup.indices]) or self.store.step < as_of:
             return
         which = self.early.rest(key, lookup) if self.early else []
         weights = [
@@ -452,11 +453,6 @@ class ServerMachine(Machine):
             which=packed(which),
         )
         self.send(sender, answer)
-
-    def _missing(self, requests: Sequence[Sequence[Index]]) -> bool:
-        """Whether any record of these is not valid yet; asks for those."""
-        assert self.rebuilder
-        return self.rebuilder.want_missing(requests)
 
     def _send_delta(self, step: int, holders: Sequence[int]) -> None:
         assert self.store
