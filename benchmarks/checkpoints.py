@@ -185,7 +185,7 @@ def disk(megabytes: int, rounds: int, folder: Path) -> list[Row]:
     """A part written durably, and restored, over dd with fsync and dd to nowhere."""
     store = make_store(megabytes)
     blank = Store([store.arenas[0].arena], ALONE, 0, blank_at=1)
-    blank.arenas[0].records.fill(1)
+    blank.arenas[0].records.clear(0, len(blank.arenas[0].records))
     facts = Facts([Table("t", store.arenas[0].arena.rows, 16)], RULE, ALONE)
     seconds: dict[str, list[float]] = {name: [] for name in ("save", "load", "write", "read")}
     raw = folder / "raw"
@@ -235,7 +235,7 @@ def blocking(megabytes: int, rounds: int, folder: Path) -> list[Row]:
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     store = make_store(megabytes)
-    records = store.arenas[0].records[: store.arenas[0].data_records]
+    records = store.arenas[0].records.read(0, store.arenas[0].data_records)
     tensor = torch.from_numpy(records.view(np.float32))
     draw = np.random.default_rng(0)
     ours: list[float] = []

@@ -9,6 +9,7 @@ void bind_saves(nb::module_& m);
 void bind_lossy(nb::module_& m);
 void bind_packing(nb::module_& m);
 void bind_data(nb::module_& m);
+void bind_tiers(nb::module_& m);
 
 namespace {
 
@@ -40,6 +41,7 @@ NB_MODULE(_native, m) {
     bind_lossy(m);
     bind_packing(m);
     bind_data(m);
+    bind_tiers(m);
     m.def("set_threads", &set_threads);
     m.def("threads", &get_threads);
     m.def("level", [] { return kernels().name; });

@@ -25,6 +25,7 @@ from planaria.checkpoints import (
 from planaria.checkpoints.folders import AnyFolder
 from planaria.codes import Code
 from planaria.kernels.types import Bytes, Index, Records
+from planaria.records import RamRecords
 from planaria.tables import Arena, make_arenas
 
 TABLES = (
@@ -178,7 +179,7 @@ def restored(
     """Arenas that held garbage before."""
     shapes = [(layout.arena(arena.rows).records(place), arena.words) for arena in arenas]
     out = [np.full(shape, 0xDEADBEEF, np.uint32) for shape in shapes]
-    restore(checkpoint, arenas, layout, place, out)
+    restore(checkpoint, arenas, layout, place, list(map(RamRecords, out)))
     return out
 
 

@@ -29,6 +29,7 @@ from planaria.checkpoints import (
 )
 from planaria.errors import ArgumentError, CheckpointError, RowError
 from planaria.kernels.types import Index, Records
+from planaria.records import RamRecords
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 __all__ = ["small_chunks"]
@@ -56,11 +57,11 @@ def test_restoring_tells_its_progress_at_each_chunk(
     model = Model(300, [Table("a", 300, 2)], Optimizer("adam"))
     checkpoint = model.save(str(tmp_path), 5, LAYOUT, parity=parity)
     shape = (wanted.arena(300).records(0), model.arenas[0].words)
-    quiet, told = np.empty(shape, np.uint32), np.empty(shape, np.uint32)
+    quiet, told = (RamRecords(np.empty(shape, np.uint32)) for _ in range(2))
     calls: list[int] = []
     restore(checkpoint, model.arenas, wanted, 0, [quiet])
     restore(checkpoint, model.arenas, wanted, 0, [told], on_progress=lambda: calls.append(1))
-    assert np.array_equal(told, quiet)
+    assert np.array_equal(told.array, quiet.array)
     assert len(calls) >= 5
 
 
@@ -158,7 +159,7 @@ def test_what_is_restored_is_what_training_in_that_layout_gives(
         arenas = [arena.arena for arena in store.arenas]
         out = restored(checkpoint, arenas, store.layout, store.place)
         for found, arena in zip(out, store.arenas, strict=True):
-            np.testing.assert_array_equal(found, arena.records)
+            np.testing.assert_array_equal(found, arena.records.copy())
 
 
 def test_each_data_record_is_read_once_and_parity_can_be_filled_alone(tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ def test_each_data_record_is_read_once_and_parity_can_be_filled_alone(tmp_path: 
         for piece in checkpoint.read(wanted, place):
             out[piece.arena][piece.index] = piece.records
             times[piece.arena][piece.index] += 1
-        fill_parity(checkpoint, model.arenas, wanted, place, out)
+        fill_parity(checkpoint, model.arenas, wanted, place, list(map(RamRecords, out)))
         for number, arena in enumerate(model.arenas):
             layout = wanted.arena(arena.rows)
             rows = layout.row_at(place, np.arange(len(out[number])))
@@ -262,7 +263,7 @@ def _restore_with(model: Model, checkpoint: Checkpoint, out: list[Records] | Non
     if out is None:
         restored(checkpoint, model.arenas, LAYOUT, 0)
     else:
-        fill_parity(checkpoint, model.arenas, LAYOUT, 0, out)
+        fill_parity(checkpoint, model.arenas, LAYOUT, 0, list(map(RamRecords, out)))
 
 
 def test_another_job_s_tables_are_refused(tmp_path: Path) -> None:

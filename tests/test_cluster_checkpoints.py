@@ -35,6 +35,7 @@ from planaria.cluster.resuming import find_start, load_saved
 from planaria.cluster.run import JobRun
 from planaria.config import Config
 from planaria.errors import ConfigError
+from planaria.records import RamRecords
 from planaria.wire.control import StepDone
 
 pytestmark = pytest.mark.torch
@@ -80,7 +81,7 @@ def content(folder: Path, step: int) -> tuple[list[bytes], bytes]:
     assert found is not None
     layout = Layout.fresh(1, 0)
     out = [np.zeros((layout.arena(a.rows).records(0), a.words), np.uint32) for a in found.arenas]
-    restore(found, found.arenas, layout, 0, out)
+    restore(found, found.arenas, layout, 0, list(map(RamRecords, out)))
     return [records.tobytes() for records in out], found.dense()["dense"].tobytes()
 
 

@@ -142,6 +142,9 @@ def configurations(draw: st.DrawFn) -> dict[str, object]:
             "by": "replacement",
         },
         "history": {"steps": draw(whole)},
+        "tier": draw(
+            st.sampled_from([{"ram": 10**9, "path": "/mnt/nvme"}, {"ram": None, "path": None}])
+        ),
         "scrub": {"every_steps": draw(st.integers(0, 10**9))},
         "checkpoint": {
             "path": draw(st.sampled_from(["checkpoints", "/var/job 7", "s3://bucket/job"])),
@@ -269,7 +272,9 @@ def is_right(path: str, value: object) -> bool:
             return value is None or (not isinstance(value, bool) and value in (2.5, 2**70))
         case "model.name":
             return isinstance(value, str) and value.isidentifier() and value.isascii()
-        case "data.path" | "data.schema" | "checkpoint.path":
+        case "tier.ram":
+            return value is None
+        case "data.path" | "data.schema" | "checkpoint.path" | "tier.path":
             return value is None or (isinstance(value, str) and value != "")
         case "cluster.encryption" | "cluster.early_answers" | "script.resume" | "data.shuffle":
             return isinstance(value, bool)
@@ -307,6 +312,8 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_key(path: str) -> None:
                 values = {"checkpoint": {"path": "job", "every_s": value}}
             if path == "data.path" and value is not None:
                 values = {"data": {"source": "criteo", "path": value}}
+            if path == "tier.path" and value is not None:
+                values = {"tier": {"ram": 10**9, "path": value}}
             if path == "data.schema" and value is not None:
                 values = {"data": {"source": "files", "path": "clicks", "schema": value}}
             Config.from_dict(values)

@@ -25,6 +25,7 @@ from planaria.cluster import archive
 from planaria.cluster.parts import Content, PartSaver, SavedDense, take_records
 from planaria.config import Config
 from planaria.control.saving import SaveMachine
+from planaria.records import RamRecords
 from planaria.server.changed import MAX_STEPS, ChangedRows
 from planaria.server.history import Change
 from planaria.tables import make_arenas
@@ -76,7 +77,7 @@ class Fleet:
         old = self.stores[place]
         new = self.new_store(place, blank_at=old.step)
         for arena, before in zip(new.arenas, old.arenas, strict=True):
-            arena.records[:] = before.records
+            arena.records.put(0, before.records.copy())
         new.set_all_valid()
         self.stores[place], self.ordered[place] = new, Base()
 
@@ -128,10 +129,11 @@ class Fleet:
         # Files of its own for a server that comes back, all of them for one that holds all rows.
         for layout, place in ((self.job.layout, 1), (Layout.fresh(1, 0), 0)):
             shape = (layout.arena(ROWS).records(place), self.arenas[0].words)
-            out, expected = [np.zeros(shape, np.uint32)], [np.ones(shape, np.uint32)]
-            restore(found, self.arenas, layout, place, out)
-            restore(full, self.arenas, layout, place, expected)
-            np.testing.assert_array_equal(out[0], expected[0])
+            out = RamRecords(np.zeros(shape, np.uint32))
+            expected = RamRecords(np.ones(shape, np.uint32))
+            restore(found, self.arenas, layout, place, [out])
+            restore(full, self.arenas, layout, place, [expected])
+            np.testing.assert_array_equal(out.array, expected.array)
         discard(f"{self.job.checkpoint.path}-plain", self.step)
         return found
 

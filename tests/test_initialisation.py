@@ -292,7 +292,7 @@ def make_store(told: list[int] | None = None) -> Store:
 
 
 def contents(store: Store) -> list[bytes]:
-    return [arena.records.tobytes() for arena in store.arenas]
+    return [arena.records.copy().tobytes() for arena in store.arenas]
 
 
 def with_cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:

@@ -90,7 +90,7 @@ def test_deltas_reach_the_parity_records_that_protect_them(servers: int, k: int,
         coef = COEFFICIENTS[which, position[mine]]
         product = PRODUCT[coef[:, None], delta.view(np.uint8)].view(np.uint32)
         before[named] ^= product
-        assert np.array_equal(store.arenas[0].records, before)
+        assert np.array_equal(store.arenas[0].records.copy(), before)
         kept = store.sources[0].after(0)[0][0].coef
         assert np.array_equal(np.ones(len(named)) if kept is None else kept, coef)
     assert sent == r * len(index)

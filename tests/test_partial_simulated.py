@@ -110,7 +110,7 @@ class PartialWorld(World):
 
     def _fill(self, store: Store) -> None:
         if self.save_at in self.states[store.place] and self.save_at <= store.step:
-            store.arenas[0].records[:] = self.states[store.place][self.save_at]
+            store.arenas[0].records.put(0, self.states[store.place][self.save_at])
             store.set_all_valid()
             self.went_back_to = self.save_at
         else:

@@ -71,10 +71,10 @@ def test_scar_takes_the_rows_that_have_moved_farthest_since_they_were_saved() ->
     store = make_store()
     rule = Scar(store, 0.02, 0.99)
     arena = store.arenas[0]
-    saved = arena.records[: arena.data_records, :4].copy()
+    saved = arena.records.copy()[: arena.data_records, :4]
     for _ in range(3):
         train(store, rule, 30, seed=store.step)
-        now = arena.records[: arena.data_records, :4]
+        now = arena.records.copy()[: arena.data_records, :4]
         moved = (now.view(np.float32) - saved.view(np.float32)).astype(np.float64)
         distance = (moved**2).sum(axis=1)
         distance[rule.others(0)] = 0

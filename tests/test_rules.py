@@ -34,7 +34,6 @@ from planaria.coordinator.machine import CoordinatorMachine
 from planaria.coordinator.state import Gathering, first_state
 from planaria.coordinator.watch import Watch
 from planaria.errors import StepError
-from planaria.kernels.parity import add_delta
 from planaria.kernels.types import Index, Records
 from planaria.layout import Layout
 from planaria.server.machine import ServerMachine
@@ -82,7 +81,7 @@ class AppliesADeltaAgain(ServerMachine):
         if again:
             store, by_region = self.store.arenas[0], self.store._coef_by_region[message.place]
             slots, index, delta = store.layout.slots, message.indices[0], message.deltas[0]
-            add_delta(store.records, index, slots, by_region, delta)
+            store.records.add_delta(index, slots, by_region, delta)
 
 
 class SendsNoEmptyDelta(ServerMachine):

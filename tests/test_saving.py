@@ -36,6 +36,7 @@ from planaria.cluster.parts import (
 from planaria.config import Config
 from planaria.control.saving import SaveMachine
 from planaria.errors import DamagedCheckpoint, StepError
+from planaria.records import RamRecords
 from planaria.server import snapshot
 from planaria.tables import make_arenas
 from planaria.wire.codec import decode, encode
@@ -187,7 +188,7 @@ def step(store: Store) -> None:
 def test_a_save_is_of_its_instant_and_the_next_one_waits_for_the_writer(tmp_path: Path) -> None:
     job = config(tmp_path, "cluster.deadline_s=0.6", "cluster.retry_ms=100")
     line, store = Line(), stores(job)[0]
-    before = store.arenas[0].records[: store.arenas[0].data_records].copy()
+    before = store.arenas[0].records.copy()[: store.arenas[0].data_records]
     saver = saver_of(job, line, store)
     late = Late(store)
     late.gate = threading.Event()
@@ -469,10 +470,10 @@ def test_fewer_bits_move_weights_a_little_and_optimizer_state_not_at_all(
         found = Checkpoint(tmp_path / name, 5)
         assert found.manifest.bits == chosen
         sizes[name] = found.manifest.bytes
-        out = [np.empty_like(store.arenas[0].records)]
-        restore(found, arenas, job.layout, 0, out)
-    before = store.arenas[0].records.view(np.float32)
-    after = out[0].view(np.float32)
+        out = RamRecords(np.empty_like(store.arenas[0].records.copy()))
+        restore(found, arenas, job.layout, 0, [out])
+    before = store.arenas[0].records.copy().view(np.float32)
+    after = out.array.view(np.float32)
     assert np.array_equal(after[:, 64:], before[:, 64:])
     step = np.ptp(before[:, :64], axis=1, keepdims=True) / (2**bits - 1)
     assert not np.array_equal(after[:, :64], before[:, :64])

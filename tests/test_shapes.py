@@ -101,8 +101,8 @@ def test_two_optimizers_in_a_store_are_two_stores_with_one_each(
     ]
     for store in mixed:  # parity, too
         for number in range(2):
-            expected = alone[number][store.place].arenas[number].records
-            assert store.arenas[number].records.tobytes() == expected.tobytes()
+            expected = alone[number][store.place].arenas[number].records.copy()
+            assert store.arenas[number].records.copy().tobytes() == expected.tobytes()
 
 
 def test_an_arena_does_not_notice_the_others() -> None:
@@ -110,8 +110,8 @@ def test_an_arena_does_not_notice_the_others() -> None:
     together = trained(arenas, [lrs] * 3)
     for number, arena in enumerate(arenas):
         for store in trained([arena], [[lrs[number]]] * 3):
-            found = together[store.place].arenas[number].records
-            assert found.tobytes() == store.arenas[0].records.tobytes()
+            found = together[store.place].arenas[number].records.copy()
+            assert found.tobytes() == store.arenas[0].records.copy().tobytes()
 
 
 def test_without_learning_rates_a_step_takes_those_of_the_optimizers() -> None:

@@ -46,7 +46,7 @@ def step(store: Store, random: np.random.Generator) -> None:
 
 
 def data_of(store: Store) -> list[Records]:
-    return [arena.records[: arena.data_records].copy() for arena in store.arenas]
+    return [arena.records.copy()[: arena.data_records] for arena in store.arenas]
 
 
 def read_all(snapshot: Snapshot, expected: Sequence[Records], between: Callable[[], None]) -> int:

@@ -26,6 +26,7 @@ ORDER = [
     "codes",
     "optimizers",
     "tables",
+    "records",
     "formulas",
     "strategies",
     "checkpoints",

@@ -1,6 +1,6 @@
 """The native module. Call it through planaria.kernels, which checks the arrays first; what each
 function computes stands in planaria/kernels/twin.py, for saves in twin_saves.py, for lossy lookups
-in twin_lossy.py, for packed arrays in twin_packing.py."""
+in twin_lossy.py, for packed arrays in twin_packing.py, for tiers in twin_tiers.py."""
 
 from collections.abc import Sequence
 
@@ -161,3 +161,44 @@ def pack_words(records: Records, out: Bytes, /) -> int: ...
 def pack_numbers(numbers: Index, out: Bytes, /) -> int: ...
 def unpack_words(frame: Bytes, out: Records, /) -> bool: ...
 def unpack_numbers(frame: Bytes, out: Index, /) -> bool: ...
+def locate_slots(
+    slot_of: NDArray[np.int32],
+    owner: NDArray[np.int32],
+    pin: NDArray[np.uint32],
+    ticket: NDArray[np.uint64],
+    uses: Bytes,
+    index: Index,
+    call: int,
+    slots: Index,
+    missing: Index,
+    /,
+) -> tuple[int, int]: ...
+def claim_slots(
+    slot_of: NDArray[np.int32],
+    owner: NDArray[np.int32],
+    pin: NDArray[np.uint32],
+    ticket: NDArray[np.uint64],
+    uses: Bytes,
+    call: int,
+    done: int,
+    hand: int,
+    slots: Index,
+    /,
+) -> tuple[int, int]: ...
+
+class ColdFile:
+    def __init__(
+        self, descriptor: int, record_bytes: int, stride: int, threads: int, room: int, /
+    ) -> None: ...
+    def write(
+        self, records: Index, slots: Index, values: Records, sums: NDArray[np.uint32], /
+    ) -> None: ...
+    def read(
+        self, records: Index, slots: Index, values: Records, sums: NDArray[np.uint32], /
+    ) -> int: ...
+    def write_range(self, first: int, values: Records, sums: NDArray[np.uint32], /) -> None: ...
+    def read_range(self, first: int, values: Records, sums: NDArray[np.uint32], /) -> None: ...
+    def wait(self, ticket: int, /) -> None: ...
+    def settle(self) -> None: ...
+    def done(self) -> int: ...
+    def failure(self) -> tuple[bool, int, int] | None: ...

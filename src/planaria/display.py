@@ -154,6 +154,12 @@ def show_report(console: Console, report: dict[str, Any]) -> None:
         table.add_row(label, "-" if value is None else format(value, form))
     megabytes = (report["bytes_records"] / 1e6, report["bytes_parity"] / 1e6)
     table.add_row("memory", f"{megabytes[0]:,.1f} MB records, {megabytes[1]:,.1f} MB parity")
+    if tiers := report["tiers"]:
+        found = 1 - tiers["missed"] / max(tiers["accesses"], 1)
+        table.add_row(
+            "cold records",
+            f"{tiers['disk_bytes'] / 1e6:,.1f} MB on disks, {found:.1%} of accesses in memory",
+        )
     if (scrubbed := report["scrubbed"])["rounds"]:
         table.add_row(
             "scrubbed", f"{scrubbed['records']:,} parity records, {scrubbed['wrong']} wrong"

@@ -20,6 +20,7 @@
     │   ├── LossError      more was lost than the parity can bear
     │   ├── Interrupted    somebody wanted the job to end
     │   └── JobOver        the job has ended, and somebody still waits for something of it
+    ├── TierError          the file of a server's cold records fails; that server ends
     └── StoreError         a server's store cannot do what was asked of it
         ├── StepError      a step arrived out of order
         ├── HistoryGone    a read reaches further back than the history does
@@ -31,6 +32,13 @@ Each message says what happened and what to do next, and nothing was changed whe
 
 class PlanariaError(Exception):
     """Root of the tree; catch it to catch everything that Planaria raises on purpose."""
+
+
+class TierError(PlanariaError):
+    """The file of a server's cold records is full, fails, or gives back other bytes than it got.
+
+    The store is of no use any more: this is the one error after which something may have changed.
+    """
 
 
 class LayoutError(PlanariaError, ValueError):

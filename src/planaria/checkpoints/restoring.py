@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from planaria import kernels
 from planaria.checkpoints.checkpoint import Checkpoint
 from planaria.checkpoints.chunks import Chunk, Kind
 from planaria.checkpoints.encodings import RAW_BITS
@@ -18,9 +17,9 @@ from planaria.checkpoints.manifest import Manifest
 from planaria.checkpoints.reader import PartReader
 from planaria.checkpoints.target import Target
 from planaria.errors import CheckpointError
-from planaria.kernels.checks import array, require
-from planaria.kernels.types import Records
+from planaria.kernels.checks import require
 from planaria.layout import Layout
+from planaria.records import StoredRecords
 from planaria.tables import Arena
 
 
@@ -29,13 +28,13 @@ def restore(
     arenas: Sequence[Arena],
     layout: Layout,
     place: int,
-    out: Sequence[Records],
+    out: Sequence[StoredRecords],
     on_progress: Callable[[], None] = lambda: None,
 ) -> None:
     """Fills all records, data and parity, of the server at `place` of `layout`.
 
-    out: one array per arena, uint32[records, words], which the caller owns and nobody else uses
-    meanwhile. What was in them does not matter. After an error they hold nothing of use.
+    out: one per arena, which nobody else uses meanwhile. What was in them does not matter. After an
+    error they hold nothing of use.
     on_progress: called at each chunk of a part, for this may take minutes.
     """
     _check(checkpoint, arenas, layout, place, out)
@@ -56,7 +55,7 @@ def fill_parity(
     arenas: Sequence[Arena],
     layout: Layout,
     place: int,
-    out: Sequence[Records],
+    out: Sequence[StoredRecords],
     on_progress: Callable[[], None] = lambda: None,
 ) -> None:
     """The parity records of `place` alone, encoded from the data in the checkpoint."""
@@ -69,7 +68,7 @@ def fill_parity(
 def _fill(
     checkpoint: Checkpoint,
     targets: Sequence[Target],
-    out: Sequence[Records],
+    out: Sequence[StoredRecords],
     on_progress: Callable[[], None],
 ) -> None:
     for offer in checkpoint.stream(targets, on_progress):
@@ -80,7 +79,7 @@ def _read_own_part(
     checkpoint: Checkpoint,
     manifest: Manifest,
     place: int,
-    out: Sequence[Records],
+    out: Sequence[StoredRecords],
     with_parity: bool,
     on_progress: Callable[[], None],
 ) -> None:
@@ -93,15 +92,17 @@ def _read_own_part(
                 _read_range(checkpoint, reader, chunk, out[chunk.arena])
             continue
         index, records = checkpoint.records(reader, chunk, len(out[chunk.arena]))
-        kernels.scatter(out[chunk.arena], index, records)
+        out[chunk.arena].scatter(index, records)
 
 
-def _read_range(checkpoint: Checkpoint, reader: PartReader, chunk: Chunk, out: Records) -> None:
-    records = out[chunk.first : chunk.end]
-    if chunk.bits == RAW_BITS:
-        reader.body_into(chunk, records.reshape(-1).view(np.uint8))  # a view of the arena
+def _read_range(
+    checkpoint: Checkpoint, reader: PartReader, chunk: Chunk, out: StoredRecords
+) -> None:
+    own = out.memory(chunk.first, chunk.end) if chunk.bits == RAW_BITS else None
+    if own is not None:
+        reader.body_into(chunk, own.reshape(-1).view(np.uint8))
     else:
-        records[:] = checkpoint.records(reader, chunk, len(out))[1]
+        out.put(chunk.first, checkpoint.records(reader, chunk, len(out))[1])
 
 
 def _parity_saved(checkpoint: Checkpoint, arenas: Sequence[Arena], place: int) -> bool:
@@ -115,12 +116,13 @@ def _parity_saved(checkpoint: Checkpoint, arenas: Sequence[Arena], place: int) -
     )
 
 
-def _clear(arena: Arena, layout: Layout, place: int, records: Records) -> None:
+def _clear(arena: Arena, layout: Layout, place: int, records: StoredRecords) -> None:
     """Zeroes what no row is copied to: padding, which is always in the last slot, and parity."""
     where = layout.arena(arena.rows)
     last = np.flatnonzero(layout.regions(place).is_data) * where.slots + where.slots - 1
-    records[last[where.row_at(place, last) < 0]] = 0
-    records[where.data_records(place) :] = 0
+    padding = last[where.row_at(place, last) < 0]
+    records.scatter(padding, np.zeros((len(padding), records.words), np.uint32))
+    records.clear(where.data_records(place), len(records))
 
 
 def _check(
@@ -128,7 +130,7 @@ def _check(
     arenas: Sequence[Arena],
     layout: Layout,
     place: int,
-    out: Sequence[Records],
+    out: Sequence[StoredRecords],
 ) -> None:
     if list(map(_shape, checkpoint.arenas)) != list(map(_shape, arenas)):
         manifest = checkpoint.manifest
@@ -140,10 +142,11 @@ def _check(
             f"step {checkpoint.step} was saved with the tables {tables}, which are not those of "
             "this job; restore it with the same"
         )
-    require(len(out) == len(arenas), f"{len(arenas)} arenas are restored into {len(out)} arrays")
+    require(len(out) == len(arenas), f"{len(arenas)} arenas are restored into {len(out)}")
     for number, (arena, records) in enumerate(zip(arenas, out, strict=True)):
         shape = (layout.arena(arena.rows).records(place), arena.words)
-        array(f"out[{number}]", records, np.uint32, 2, shape=shape, writable=True)
+        found = (len(records), records.words)
+        require(found == shape, f"out[{number}] has {found} records and words, not {shape}")
 
 
 def _shape(arena: Arena) -> tuple[object, ...]:

@@ -17,6 +17,7 @@ from planaria import kernels
 from planaria.codes import COEFFICIENTS
 from planaria.kernels.types import Bytes, Index, Records
 from planaria.layout import ArenaLayout
+from planaria.records import StoredRecords
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,20 +93,20 @@ class Target:
         self._lacking -= len(taken.at)
         return taken
 
-    def put(self, taken: Taken, records: Records, out: Records) -> None:
-        """Puts records[taken.at] where they belong in the place's arena, which the caller owns."""
+    def put(self, taken: Taken, records: Records, out: StoredRecords) -> None:
+        """Puts records[taken.at] where they belong in the place's arena."""
         is_parity = taken.coef > 0
         if not is_parity.any():
-            kernels.scatter(out, taken.index, pick(records, taken.at))
+            out.scatter(taken.index, pick(records, taken.at))
             return
         if not is_parity.all():
             data = ~is_parity
-            kernels.scatter(out, taken.index[data], kernels.gather(records, taken.at[data]))
+            out.scatter(taken.index[data], kernels.gather(records, taken.at[data]))
         for position in np.unique(taken.position[is_parity]):
             # Rows at one position are of different stripes, and so of different parity records.
             some = np.flatnonzero(is_parity & (taken.position == position))
             values = pick(records, taken.at[some])
-            kernels.mul_add(out, taken.index[some], taken.coef[some], values)
+            out.add(taken.index[some], taken.coef[some], values)
 
     def _unseen(self, taken: Taken) -> Taken:
         parity = taken.index - self._data_records

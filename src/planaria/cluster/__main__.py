@@ -23,7 +23,7 @@ from planaria.cluster.scripts import INCLUDED, run_script
 from planaria.cluster.transport import raise_descriptor_limit
 from planaria.control.children import EXIT_DONE, EXIT_FAILED, EXIT_FENCED, EXIT_ORPHAN, EXIT_REFUSED
 from planaria.coordinator.machine import FENCED
-from planaria.errors import CheckpointError, DataError, JobOver, PlanariaError
+from planaria.errors import CheckpointError, DataError, JobOver, PlanariaError, TierError
 from planaria.trainer.declaring import SOCKET, Raised, encode
 from planaria.wire.messages import Member
 
@@ -167,7 +167,7 @@ def work(folder: str, role: str, member: Member, number: int | None) -> int:
         reason = str(error)
     except DataError as error:  # another process would read the same, if it can read at all
         _end(EXIT_FAILED if _may_pass(error) else EXIT_REFUSED, str(error))
-    except CheckpointError as error:  # another process may be able to read it
+    except (CheckpointError, TierError) as error:  # another process may be able to read it
         _end(EXIT_FAILED, str(error))
     except Exception:
         _end(EXIT_FAILED, traceback.format_exc().rstrip())

@@ -433,7 +433,7 @@ def reload_records(
             "nothing was saved since; import it again"
         )
     for arena in store.arenas:
-        arena.records.fill(0)  # of what was half restored
+        arena.records.clear(0, len(arena.records))  # of what was half restored
     store.initialise(on_progress)
     return 0
 

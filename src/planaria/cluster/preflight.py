@@ -17,6 +17,7 @@ from planaria.checkpoints import RAW_BITS
 from planaria.checkpoints.folders import LocalFolder, open_folder
 from planaria.cluster.facts import Facts, read_facts
 from planaria.cluster.lending import LENT_BYTES
+from planaria.cluster.tiering import tier_of, tier_problems, touched_rows
 from planaria.config import Config
 from planaria.dense import KEEP, keepers
 from planaria.errors import CheckpointError, ConfigError
@@ -64,6 +65,7 @@ def check(
     facts = read_facts() if facts is None else facts
     problems = [
         *_memory_problems(config, facts),
+        *tier_problems(config),
         *_descriptor_problems(config, facts),
         *_task_problems(config, facts),
         *_address_problems(config, folder),
@@ -96,8 +98,12 @@ def memory_needed(config: Config) -> Memory:
             largest = max(layout.records(place) for place in config.layout.places)
             spares += config.spares * largest * arena.words * 4
         change = (arena.words * 4 + 8) * (1 + config.r)  # a delta and an index, here and there
-        touched = _touched(config, len(arena.table_ids))
+        touched = touched_rows(config, len(arena.table_ids))
         history += min(touched, arena.rows) * change * config.history.steps
+    if config.tier.ram is not None and tier_of(config) is not None:
+        # What is not history is records, parity among them, and where the others are.
+        records = config.servers * config.tier.ram - history
+        parity = spares = 0
     servers = config.servers + config.spares + 2  # the coordinator and a nursery are as large
     state, gradient = dense_bytes(config)
     of_trainers = config.trainers * (TRAINER_BYTES + (1 + KEEP) * state + 2 * KEEP * gradient)
@@ -105,11 +111,6 @@ def memory_needed(config: Config) -> Memory:
     processes = servers * SERVER_BYTES + of_keepers + of_trainers + _batch_bytes(config)
     processes += _lent_bytes(config)
     return Memory(records, parity, history, spares, processes)
-
-
-def _touched(config: Config, tables: int) -> int:
-    """Distinct rows of a step in so many tables, at most; a script's bags may be of any size."""
-    return max(config.batch, config.trainers * config.script.ids // len(config.tables)) * tables
 
 
 def dense_bytes(config: Config) -> tuple[int, int]:
@@ -127,7 +128,7 @@ def dense_bytes(config: Config) -> tuple[int, int]:
 
 def _batch_bytes(config: Config) -> int:
     """Of all trainers: embeddings and their gradients, as looked up and as pushed."""
-    return sum(_touched(config, 1) * table.dim for table in config.tables) * 4 * 4
+    return sum(touched_rows(config, 1) * table.dim for table in config.tables) * 4 * 4
 
 
 def _lent_bytes(config: Config) -> int:

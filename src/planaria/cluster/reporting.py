@@ -310,7 +310,12 @@ class Reporter(Watcher):
             "bytes_parity": sum(one.parity for one in self.servers.values()),
             "refused": sum(one.refused for one in self.servers.values()),
             "sent": self._sent(),
+            "tiers": self._tiers(),
         }
+
+    def _tiers(self) -> dict[str, float] | None:
+        told = [one.tiers for one in self.servers.values() if one.tiers]
+        return {name: sum(one[name] for one in told) for name in told[0]} if told else None
 
     def _sent(self) -> dict[str, dict[str, int]]:
         """By those who were there in the end."""

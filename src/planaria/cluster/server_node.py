@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from planaria import kernels
@@ -20,8 +21,10 @@ from planaria.cluster.parts import (
     take_priorities,
     take_records,
 )
+from planaria.cluster.tiering import tier_of
 from planaria.cluster.tracing import ANY, Tracer, trace_member
 from planaria.coordinator.machine import RETIRED
+from planaria.server.housing import tier_facts
 from planaria.server.job import ServerJob
 from planaria.server.machine import ServerMachine
 from planaria.server.priorities import RULES, Mfu, Priorities
@@ -98,7 +101,8 @@ class ServerNode(MemberNode):
         kernels.set_threads(config.threads.server)
         self._progress = 0
         self._reserve: Reserve | None = None
-        if place is None and (config.r or config.survival.partial):
+        tier = tier_of(config)
+        if place is None and tier is None and (config.r or config.survival.partial):
             self._reserve = Reserve(config.arenas, config.layout)
         job = ServerJob(
             config.arenas,
@@ -112,6 +116,7 @@ class ServerNode(MemberNode):
             rebuild_bytes_per_s=config.rebuild.bytes_per_s,
             scrub_every=config.scrub.every_steps,
             reserve=self._reserve,
+            tier=tier,
             early_answers=config.cluster.early_answers == "on",
             coding=Coding.of_job(config),
             partial=config.survival.partial,
@@ -163,10 +168,10 @@ class ServerNode(MemberNode):
         tracer.watch(server, "_answer", "answer")
         trace_member(tracer, self.transport, server)
 
-    def _on_progress(self) -> None:
-        """Another piece of many records is there: initialised, restored or reloaded."""
+    def _on_progress(self, doing: str = "filling its records") -> None:
+        """Another piece of many records is there: initialised, restored, reloaded or hashed."""
         self._progress += 1
-        self.line.working("filling its records", self._progress, self._progress + 1)
+        self.line.working(doing, self._progress, self._progress + 1)
 
     def _handle(self, sender: Member, address: str, message: Message) -> None:
         if isinstance(message, Stop) and message.reason == RETIRED and self.saver.writing:
@@ -351,7 +356,10 @@ class ServerNode(MemberNode):
     def _tell_what_it_holds(self) -> None:
         store = self.server.store
         assert store is not None
-        memory, digest = store.memory(), store.digest()
+        memory, digest = (
+            store.memory(),
+            store.digest(partial(self._on_progress, "hashing its records")),
+        )
         holds = ServerHolds(
             place=self.server.place,
             digest=(str(digest.first), str(digest.second)),
@@ -360,5 +368,6 @@ class ServerNode(MemberNode):
             resident=resident_bytes(),
             refused=self.transport.refused,
             sent=self.sent,
+            tiers=tier_facts(arena.records for arena in store.arenas),
         )
         self.line.tell(holds)

@@ -253,6 +253,22 @@ def _saves_have_a_folder(config: Config) -> str | None:
     return f"a folder or a URL, because {why}"
 
 
+@_rule("tier.path", "tier.ram")
+def _cold_records_have_a_folder(config: Config) -> str | None:
+    if (config.tier.ram is None) == (config.tier.path is None):
+        return None
+    if config.tier.ram is None:
+        return "null, unless tier.ram limits what is in memory"
+    return f"a folder of a local disk, because tier.ram is {config.tier.ram}"
+
+
+@_rule("cpr.variant", "strategy", "tier.ram")
+def _scar_keeps_all_weights_in_memory(config: Config) -> str | None:
+    if config.tier.ram is None or not config.survival.partial or config.cpr.variant != "scar":
+        return None
+    return "vanilla, mfu or ssu, because tier.ram has no room for a copy of all weights"
+
+
 @_rule("cluster.heartbeat_limit_ms", "cluster.heartbeat_ms")
 def _silence_is_longer_than_a_beat(config: Config) -> str | None:
     if config.cluster.heartbeat_limit_ms > config.cluster.heartbeat_ms:

@@ -30,6 +30,7 @@ from planaria.config.kinds import (
     or_null,
     several,
     shown,
+    size,
     text,
     whole,
 )
@@ -140,6 +141,14 @@ class HistoryConfig:
 
 
 @dataclass(frozen=True)
+class TierConfig:
+    """Records that have no room in a server's memory lie in a file."""
+
+    ram: Annotated[int | None, or_null(size(1, 2**50))] = None
+    path: Annotated[str | None, or_null(text("a folder of a local disk", r"[^\0]+"))] = None
+
+
+@dataclass(frozen=True)
 class ScrubConfig:
     every_steps: Annotated[int, whole(0, MAX_STEPS)] = 0
 
@@ -218,6 +227,7 @@ class Config:
     wire: WireConfig = field(default_factory=WireConfig)
     rebuild: RebuildConfig = field(default_factory=RebuildConfig)
     history: HistoryConfig = field(default_factory=HistoryConfig)
+    tier: TierConfig = field(default_factory=TierConfig)
     scrub: ScrubConfig = field(default_factory=ScrubConfig)
     threads: ThreadsConfig = field(default_factory=ThreadsConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)

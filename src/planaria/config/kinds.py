@@ -19,6 +19,9 @@ Key = TypeVar("Key", int, str)
 
 # YAML 1.1 takes 1e-3 for a string, because it lacks a point.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_SIZE = re.compile(r"([0-9]+|[0-9]*\.[0-9]+) ?([kMGT]i?B)", re.IGNORECASE)
+_UNITS = {f"{unit}b": 1000 ** (power + 1) for power, unit in enumerate("kmgt")}
+_UNITS |= {f"{unit}ib": 1024 ** (power + 1) for power, unit in enumerate("kmgt")}
 
 
 class Wrong(Exception):
@@ -89,6 +92,19 @@ def number(expected: str, holds: Callable[[float], bool]) -> Kind:
         return exact
 
     return Kind(expected, read)
+
+
+def size(least: int, most: int) -> Kind:
+    """Of bytes: a number, or one with a unit."""
+
+    def read(value: object) -> int:
+        if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
+            value = round(float(match[1]) * _UNITS[match[2].lower()])
+        if type(value) is not int or not least <= value <= most:
+            raise Wrong
+        return value
+
+    return Kind("a size such as 64GB, 1.5GiB, or a number of bytes", read)
 
 
 def choice(*names: str) -> Kind:

@@ -7,9 +7,10 @@ from numpy.typing import NDArray
 
 from planaria import kernels
 from planaria.errors import InvalidRecord
-from planaria.kernels.types import Bytes, Index, Records
+from planaria.kernels.types import Bytes, Index
 from planaria.layout import ArenaLayout
 from planaria.layout.arithmetic import NOTHING, Regions
+from planaria.records import StoredRecords
 from planaria.tables import Arena
 
 CHUNK_RECORDS = 1 << 15  # how many records bulk work takes at a time
@@ -24,14 +25,12 @@ class ArenaStore:
         layout: ArenaLayout,
         place: int,
         valid: bool,
-        records: Records | None = None,
+        records: StoredRecords,
     ) -> None:
-        """records: zeros, if there is memory for them already; more than are needed."""
+        """records: zeros, and as many as the place has."""
         self.arena = arena
-        if records is None:
-            records = kernels.allocate(room_for(layout, layout.records(place)), arena.words)
-        self.room = records  # for all that it may come to hold
-        self.bitmap: Bytes = np.full(-(-len(records) // 8), 0xFF if valid else 0, np.uint8)
+        self.records = records
+        self.bitmap: Bytes = np.full(-(-records.room // 8), 0xFF if valid else 0, np.uint8)
         self._arrange(layout, place)
         self.invalid = self.invalid_mirrors = 0
         if not valid:
@@ -49,7 +48,6 @@ class ArenaStore:
         """All data is below this; so is nothing else, where the layout is in order."""
         self.in_order = self.own.in_order
         self.mirrors = bool(self.own.is_mirror.any())
-        self.records = self.room[: layout.records(place)]
 
     def rearrange(self, layout: ArenaLayout, place: int) -> bool:
         """The same records under another layout: what is new to this server is not valid; what it
@@ -57,13 +55,11 @@ class ArenaStore:
         """
         before, data_records = self.own, self.data_records
         count = layout.records(place)
-        stays = count <= len(self.room)
+        stays = self.records.hold(count, room_for(layout, count))
         if not stays:
-            room = kernels.allocate(room_for(layout, count), self.arena.words)
-            room[: len(self.records)] = self.records
-            bitmap = np.full(-(-len(room) // 8), 0xFF, np.uint8)
+            bitmap = np.full(-(-self.records.room // 8), 0xFF, np.uint8)
             bitmap[: len(self.bitmap)] = self.bitmap
-            self.room, self.bitmap = room, bitmap
+            self.bitmap = bitmap
         self._arrange(layout, place)
         for region, (group, position) in enumerate(
             zip(self.own.group.tolist(), self.own.position.tolist(), strict=True)

@@ -36,18 +36,20 @@ def initialise(store: ArenaStore, seed: int, on_progress: Callable[[], None]) ->
     with all_cores():
         for region in store.regions("data"):
             for chunk in store.chunks(region, piece):
-                initial(own.group[region], own.position[region], chunk, store.records[chunk])
+                with store.records.writing(chunk.start, chunk.stop) as out:
+                    initial(own.group[region], own.position[region], chunk, out)
                 on_progress()
         scratch = np.empty((piece, store.arena.words), np.uint32)
         for region in store.regions("parity"):
             parity = int(own.position[region]) - layout.k
             for chunk in store.chunks(region, piece):
                 data = scratch[: chunk.stop - chunk.start]
-                for position in range(layout.k):
-                    initial(own.group[region], position, chunk, data)
-                    coef = int(COEFFICIENTS[parity, position])
-                    kernels.mul_add_bytes(_bytes(store.records[chunk]), coef, _bytes(data))
-                    on_progress()
+                with store.records.writing(chunk.start, chunk.stop) as out:
+                    for position in range(layout.k):
+                        initial(own.group[region], position, chunk, data)
+                        coef = int(COEFFICIENTS[parity, position])
+                        kernels.mul_add_bytes(_bytes(out), coef, _bytes(data))
+                        on_progress()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from planaria.errors import NotFiniteError, PlanariaError
+from planaria.errors import NotFiniteError, PlanariaError, TierError
 from planaria.kernels.types import Bytes, Floats, Index
 from planaria.layout import Layout
 from planaria.layout.resizing import layout_after
@@ -128,6 +128,7 @@ class ServerMachine(Machine):
             blank_at=blank_at,
             on_progress=job.on_progress,
             reserve=job.reserve,
+            tier=job.tier,
         )
         self._adopt(self.store)
 
@@ -222,6 +223,8 @@ class ServerMachine(Machine):
                 case MateReply():
                     if not self.rebuilder.on_reply(message, self._committed_here()):
                         return  # others are still to come
+        except TierError:
+            raise  # records are lost: the process ends, and another decodes them
         except PlanariaError as error:
             # Nothing was changed: every handler checks before it writes.
             self.errors.append(f"{type(message).__name__} from {sender}: {error}")
@@ -233,6 +236,7 @@ class ServerMachine(Machine):
             return  # an answer that everybody has long used
         for arena, index in enumerate(message.indices):
             store.check_data(arena, index)
+            store.arenas[arena].records.prefetch(index)
         self.job.coding.check(message)
         self.lookups[message.step, message.rank, message.part] = (sender, message)
         if message.last:
@@ -381,7 +385,7 @@ class ServerMachine(Machine):
         if pushes is None or len(pushes) < self.trainers:
             return False
         in_rank_order = [pushes[rank] for rank in range(self.trainers)]
-        if self._missing([push.indices for push in in_rank_order]):
+        if self.rebuilder.want_missing([push.indices for push in in_rank_order]):
             return False
         contributions: list[list[tuple[Index, Floats]]] = [
             [(push.indices[arena], push.gradients[arena]) for push in in_rank_order]
@@ -434,9 +438,10 @@ class ServerMachine(Machine):
     def _answer(self, key: LookupKey) -> None:
         """Answers as of step - 1 once that is applied."""
         assert self.store
+        assert self.rebuilder
         sender, lookup = self.lookups[key]
         as_of = lookup.step - 1
-        if self._missing([lookup.indices]) or self.store.step < as_of:
+        if self.rebuilder.want_missing([lookup.indices]) or self.store.step < as_of:
             return
         which = self.early.rest(key, lookup) if self.early else []
         weights, frames = rows_of(self.store, self.job.coding, lookup, which, as_of)
@@ -453,11 +458,6 @@ class ServerMachine(Machine):
             frames=frames,
         )
         self.send(sender, answer)
-
-    def _missing(self, requests: Sequence[Sequence[Index]]) -> bool:
-        """Whether any record of these is not valid yet; asks for those."""
-        assert self.rebuilder
-        return self.rebuilder.want_missing(requests)
 
     def _send_delta(self, step: int, holders: Sequence[int]) -> None:
         assert self.store

@@ -136,7 +136,7 @@ class Scar(Priorities):
         super().__init__(store, rho, share)
         self.copies: list[Records] = [
             # Under sgd a record is its weights, and only a true copy is not the arena itself.
-            np.array(arena.records[: arena.data_records, : arena.arena.dim], order="C")
+            np.array(_weights(arena), order="C")
             for arena in store.arenas
         ]
 
@@ -145,7 +145,7 @@ class Scar(Priorities):
 
     def choose(self, arena: int) -> Index:
         store = self.store.arenas[arena]
-        records = store.records[: store.data_records]
+        records = store.records.read(0, store.data_records)
         distances = saves.row_distances(records, self.copies[arena], store.arena.dim)
         scores = self._large_only(arena, distances)
         top = saves.top_rows(scores, self.quota[arena])
@@ -155,11 +155,15 @@ class Scar(Priorities):
     def saved(self, arena: int, index: Index) -> None:
         store = self.store.arenas[arena]
         weights = np.empty((len(index), store.arena.dim), np.uint32)
-        kernels.gather(store.records, index, weights)
+        store.records.gather(index, weights)
         kernels.scatter(self.copies[arena], index, weights)
 
 
 RULES: dict[str, type[Priorities]] = {"mfu": Mfu, "ssu": Ssu, "scar": Scar}
+
+
+def _weights(arena: ArenaStore) -> Records:
+    return arena.records.read(0, arena.data_records)[:, : arena.arena.dim]
 
 
 def _records_of(arena: ArenaStore, tables: set[int]) -> NDArray[np.bool_]:

@@ -22,6 +22,7 @@ from planaria import kernels
 from planaria.errors import StoreError
 from planaria.kernels import saves
 from planaria.kernels.types import Bytes, Index, Records
+from planaria.records import StoredRecords
 from planaria.server.history import Change
 
 PIECE_BYTES = 1 << 20  # what is copied at a time: a step waits no longer than that takes
@@ -88,11 +89,11 @@ class Snapshot:
 
     def pieces(self) -> Iterator[Piece]:
         """All wanted records, arena by arena. To be read once, to the end, by one thread."""
-        before, total = 0, sum(arena.records.nbytes for arena in self._arenas)
+        before, total = 0, sum(arena.nbytes for arena in self._arenas)
         for number, arena in enumerate(self._arenas):
-            words = arena.records.shape[1]
+            words = arena.words
             rows = max(1, PIECE_BYTES // (4 * words))
-            buffer = np.empty((min(rows, len(arena.records)), words), np.uint32)
+            buffer = np.empty((min(rows, arena.count), words), np.uint32)
             for first, index, stop in arena.plan(rows):
                 out = buffer[: stop - first if index is None else len(index)]
                 with self._lock:
@@ -104,7 +105,7 @@ class Snapshot:
                     fresh = arena.copy(first, index, stop, out)
                 arena.overlay(first, index, stop, out, fresh)
                 yield Piece(number, first, index, out, (before + 4 * words * stop) / total)
-            before += arena.records.nbytes
+            before += arena.nbytes
 
     def close(self) -> None:
         """From any thread, and as often as one likes."""
@@ -120,25 +121,32 @@ class Snapshot:
 class FrozenArena:
     """One arena: which of its records are still to be read, and what those were."""
 
-    def __init__(self, room: Records, count: int, region: int, wanted: Wanted = None) -> None:
-        """room: uint32[n, words], which the store owns and changes. The first `count` are the data
-        records of now; when servers come or go, others behind them may become data, too. region:
-        no piece of a whole arena spans two regions of so many records.
+    def __init__(
+        self, records: StoredRecords, count: int, region: int, wanted: Wanted = None
+    ) -> None:
+        """records: which the store changes. The first `count` are the data records of now; when
+        servers come or go, others behind them may become data, too. region: no piece of a whole
+        arena spans two regions of so many records.
         """
-        self._room = room
-        self.records = records = room[:count]
+        self._records = records
+        self.count = count
+        self.words = records.words
         self._region = region
         self._wanted = wanted
         # Set for what a step need not keep: because it is kept, or because nobody wants it.
-        size = -(-len(records) // 8)
+        size = -(-count // 8)
         self._settled = np.zeros(size, np.uint8) if wanted is None else ~wanted[:size]
         self._unread = 0  # all before it were read
         self.fresh: list[PreImages] = []  # of the steps since the last piece
         self._kept: list[PreImages] = []  # of those before; the reader's own
 
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.words * self.count
+
     def plan(self, rows: int) -> Iterator[tuple[int, Index | None, int]]:
         """The pieces, so many rows each: the first record, a list if it is one, and the end."""
-        end = len(self.records)
+        end = self.count
         if self._wanted is None:
             for region in range(0, end, self._region):
                 last = min(region + self._region, end)
@@ -155,11 +163,11 @@ class FrozenArena:
 
     def keep(self, change: Change) -> None:
         """The pre-images of one step, which has left the records as they are."""
-        count, words = len(change.indices), self.records.shape[1]
-        rows, values = np.empty(count, np.int64), np.empty((count, words), np.uint32)
-        unread = self._unread, len(self.records)
-        kept = saves.preserve(
-            self._settled, *unread, change.indices, self._room, change.delta, rows, values
+        count = len(change.indices)
+        rows, values = np.empty(count, np.int64), np.empty((count, self.words), np.uint32)
+        unread = self._unread, self.count
+        kept = self._records.preserve(
+            self._settled, *unread, change.indices, change.delta, rows, values
         )
         if kept:
             found = PreImages(rows[:kept], values[:kept])
@@ -170,9 +178,9 @@ class FrozenArena:
     def copy(self, first: int, index: Index | None, stop: int, out: Records) -> list[PreImages]:
         """Copies a piece as it is now; returns the pre-images that came since the last one."""
         if index is None:
-            np.copyto(out, self.records[first:stop])
+            self._records.read_into(first, out)
         else:
-            kernels.gather(self.records, index, out)
+            self._records.gather(index, out)
         self._unread = stop
         fresh, self.fresh = self.fresh, []
         return fresh

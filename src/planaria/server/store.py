@@ -18,15 +18,17 @@ import numpy as np
 from planaria import kernels
 from planaria.errors import RowError, StepError, StoreError
 from planaria.kernels.checks import array
-from planaria.kernels.parity import add_delta, share_deltas
+from planaria.kernels.parity import share_deltas
 from planaria.kernels.types import NO_ROW, Bytes, Floats, Index, OptimizerRule, Records
 from planaria.layout import Layout
 from planaria.layout.arithmetic import NOBODY
+from planaria.records.budget import Tier
 from planaria.server.arena import CHUNK_RECORDS, ArenaStore
 from planaria.server.changed import ChangedRows
 from planaria.server.decoding import delta_coefficients
 from planaria.server.digest import Digest
 from planaria.server.history import Change, History
+from planaria.server.housing import house
 from planaria.server.initialising import initialise
 from planaria.server.memory import Memory
 from planaria.server.reserve import Reserve
@@ -58,6 +60,7 @@ class Store:
         blank_at: int | None = None,
         on_progress: Callable[[], None] = lambda: None,
         reserve: Reserve | None = None,
+        tier: Tier | None = None,
     ) -> None:
         """A store at step 0 with every record initialised; or, for a replacement, a blank one.
 
@@ -65,7 +68,8 @@ class Store:
         blank_at: the step that a replacement starts at, with every record invalid. Whoever has all
         records as of that step from elsewhere puts them into the arenas and calls `set_all_valid`.
         on_progress: see `initialise`.
-        reserve: where its memory comes from, if there is some left.
+        reserve: where its memory comes from, if there is some left; tier: where its cold records
+        lie, if not there.
         """
         if keep_steps < 1:
             raise StoreError(f"keep_steps must be at least 1, not {keep_steps}")
@@ -76,7 +80,7 @@ class Store:
         self.arenas = []
         for number, arena in enumerate(arenas):
             within = layout.arena(arena.rows)
-            records = reserve.take(number, within.records(place)) if reserve else None
+            records = house(number, arena, within, place, reserve, tier)
             self.arenas.append(ArenaStore(arena, within, place, blank_at is None, records))
         self.changed: ChangedRows | None = None
         """Where `apply` notes what it changes, for whoever wants to know."""
@@ -156,7 +160,7 @@ class Store:
             store.require_valid(index)
             self.check_data(arena, index)
             out = np.empty((len(index), width), np.uint32)
-            return kernels.gather(store.records, index, out).view(np.float32)
+            return store.records.gather(index, out).view(np.float32)
         self.check_data(arena, index)
         return np.ascontiguousarray(self.read(arena, index, as_of)[:, :width]).view(np.float32)
 
@@ -164,7 +168,7 @@ class Store:
         """Whole records, data or parity, as of a step: uint32[n, words]."""
         store = self.arenas[arena]
         store.require_valid(index)
-        return self._take_back(arena, index, kernels.gather(store.records, index), as_of)
+        return self._take_back(arena, index, store.records.gather(index), as_of)
 
     def export(
         self,
@@ -182,12 +186,11 @@ class Store:
         self._check_range(store, start, stop)
         if store.invalid:
             store.require_valid(np.arange(start, stop))
-        found = store.records[start:stop]
-        given = room(found.nbytes)
-        values = (
-            np.empty_like(found) if given is None else given.view(np.uint32).reshape(found.shape)
-        )
-        np.copyto(values, found)
+        shape = (stop - start, store.arena.words)
+        given = room(shape[0] * shape[1] * 4)
+        values = np.empty(shape, np.uint32) if given is None else given.view(np.uint32)
+        values = values.reshape(shape)
+        store.records.read_into(start, values)
         self._take_back_range(arena, start, values, as_of)
         return values
 
@@ -224,7 +227,7 @@ class Store:
         """Without those that are only mirrored here."""
         return sum([store.invalid - store.invalid_mirrors for store in self.arenas])
 
-    def digest(self) -> Digest:
+    def digest(self, on_progress: Callable[[], None] = lambda: None) -> Digest:
         """Of the data records: the sum over all servers does not depend on the layout."""
         total = Digest()
         for store in self.arenas:
@@ -236,7 +239,8 @@ class Store:
                 table, row = store.arena.table_row(rows.clip(min=0))
                 keys = (table.astype(np.uint64) << np.uint64(40)) | row.astype(np.uint64)
                 keys[rows < 0] = NO_ROW
-                total += Digest(*kernels.digest(store.records[start:stop], keys))
+                total += Digest(*kernels.digest(store.records.read(start, stop), keys))
+                on_progress()
         return total
 
     def memory(self) -> Memory:
@@ -280,9 +284,7 @@ class Store:
             changes: list[Change] = []
             try:
                 for store, rule, ranks in zip(self.arenas, rules, contributions, strict=True):
-                    applied = kernels.apply(
-                        rule, store.records, store.data_records, store.arena.dim, ranks
-                    )
+                    applied = store.records.apply(rule, store.data_records, store.arena.dim, ranks)
                     applied.delta.flags.writeable = False  # it is history from here on
                     changes.append(Change(applied.indices, None, applied.delta))
             except BaseException:
@@ -327,7 +329,7 @@ class Store:
         chosen = [None] * len(self.arenas) if wanted is None else wanted
         self._snapshot = Snapshot(
             [
-                FrozenArena(store.room, store.data_records, store.layout.slots, bits)
+                FrozenArena(store.records, store.data_records, store.layout.slots, bits)
                 for store, bits in zip(self.arenas, chosen, strict=True)
             ]
         )
@@ -366,7 +368,7 @@ class Store:
             for store, (index, delta) in zip(self.arenas, deltas, strict=True):
                 by_region, slots = self._coef_by_region[source], store.layout.slots
                 valid = store.bitmap if store.invalid else None
-                coef = add_delta(store.records, index, slots, by_region, delta, valid)
+                coef = store.records.add_delta(index, slots, by_region, delta, valid)
                 changes.append(Change(index, coef, delta))
         except BaseException:
             self._undo(changes)
@@ -399,7 +401,7 @@ class Store:
         if parity.any():
             values = values.copy()
             values[parity] = self._forward(arena, index[parity], values[parity], as_of)
-        kernels.scatter(store.records, index, values)
+        store.records.scatter(index, values)
         store.set_valid(index)
         return len(index)
 
@@ -421,12 +423,12 @@ class Store:
         is_there = np.ones(count, np.bool_)
         is_there[missing - first] = False
         there = index[is_there]
-        kept = kernels.gather(store.records, there)
-        out = store.records[first : first + count]
-        fill(out)
-        if not is_data:
-            self._take_back_range(arena, first, out, as_of)
-        kernels.scatter(store.records, there, kept)
+        kept = store.records.gather(there)
+        with store.records.writing(first, first + count) as out:
+            fill(out)
+            if not is_data:
+                self._take_back_range(arena, first, out, as_of)
+        store.records.scatter(there, kept)
         store.set_valid(missing)
         return len(missing)
 
@@ -485,7 +487,7 @@ class Store:
 
     def _undo(self, changes: Sequence[Change]) -> list[Change]:
         for store, change in zip(self.arenas, changes, strict=False):
-            kernels.mul_add(store.records, *change)
+            store.records.add(*change)
         return list(changes)
 
     def history_of(self, source: int) -> History:

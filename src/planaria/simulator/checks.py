@@ -186,7 +186,7 @@ def _check_stripes(stores: Sequence[Store], job: ToyJob, layout: Layout) -> None
         slots = layout.arena(of.rows).slots
         starts = [region * slots for region in regions[group]]
         shards = [
-            stores[place].arenas[arena].records[start : start + slots].view(np.uint8).ravel()
+            stores[place].arenas[arena].records.read(start, start + slots).view(np.uint8).ravel()
             for place, start in zip(places, starts, strict=True)
         ]
         if not code.verify(shards[: job.k], shards[job.k :]):

@@ -121,7 +121,7 @@ class ToyJob:
         """Fills a blank store with the records of the step that the job starts from."""
         first = _first_records(self.undisturbed)
         for arena, records in zip(store.arenas, first[store.place], strict=True):
-            arena.records[:] = records
+            arena.records.put(0, records)
         store.set_all_valid()
 
     def first_dense(self) -> DenseCopies:
@@ -356,4 +356,4 @@ def _first_records(job: ToyJob) -> list[list[Records]]:
             changes = store.apply(step, list(zip(*pushes, strict=True)), job.lrs(step))
             for holder, deltas in store.parity_deltas(changes).items():
                 stores[holder].apply_parity(place, step, deltas)
-    return [[arena.records for arena in store.arenas] for store in stores]
+    return [[arena.records.copy() for arena in store.arenas] for store in stores]

@@ -182,7 +182,7 @@ they were sent."""
 
 
 class ServerHolds(Control):
-    """What a server holds after the last step."""
+    """What a server holds after the last step. tiers: see server.housing.tier_facts."""
 
     place: int
     digest: tuple[str, str]
@@ -191,6 +191,7 @@ class ServerHolds(Control):
     resident: int
     refused: int
     sent: Traffic = {}
+    tiers: dict[str, float] = {}
 
 
 class TrainerHolds(Control):
