@@ -25,6 +25,7 @@ from planaria.kernels.types import Index
 
 Numbers = NDArray[np.float64]
 
+FINER = 8  # points for each step, where straight lines between steps would not do
 TOUCHES = 2  # a record is read for a lookup, and written when the step is applied
 
 
@@ -88,9 +89,10 @@ class Curve:
 
     def __init__(self, heat: Heat, storing: Storing) -> None:
         self.heat, self.storing = heat, storing
-        self.ram = self.ram_of(heat.hot.astype(np.float64))
+        self.hot = heat.hot if storing.renumbered else _between(heat.hot)
+        self.ram = self.ram_of(self.hot.astype(np.float64))
         self.bytes = heat.rows * heat.record_bytes * (1 + storing.r / storing.k)
-        self.traffic = self.traffic_of(heat.hot.astype(np.float64))
+        self.traffic = self.traffic_of(self.hot.astype(np.float64))
 
     def share_of(self, hot: Numbers) -> Numbers:
         return np.interp(hot, self.heat.hot, self.heat.share)
@@ -128,3 +130,9 @@ class Curve:
             storing.r * size * (share + cold * mixed),
             storing.r * on_ssd * cold * (1 - mixed),
         )
+
+
+def _between(hot: Index) -> Index:
+    steps = np.arange(len(hot) - 1, step=1 / FINER)
+    finer: Index = np.unique(np.round(np.interp(steps, np.arange(len(hot)), hot))).astype(np.int64)
+    return np.union1d(finer, hot)

@@ -110,7 +110,7 @@ def _with_steps(curves: list[Curve], found: Spread, solver: str) -> tuple[Spread
             solver = "HiGHS"
             seconds[kind] = exact.seconds
             hot[kind] = [
-                int(curve.heat.hot[step]) for curve, step in zip(curves, exact.choice, strict=True)
+                int(curve.hot[step]) for curve, step in zip(curves, exact.choice, strict=True)
             ]
     return Spread(found.kinds, found.kind, found.shares, hot, seconds, found.bound), solver
 

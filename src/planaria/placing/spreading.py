@@ -83,7 +83,8 @@ def spread(curves: Sequence[Curve], machines: Sequence[Machine], *, even: bool =
         shares,
         np.array([hot for hot, _ in found]),
         np.array([seconds for _, seconds in found]),
-        float(max(hulls)),
+        # Between its points a curve may bend below their hull, by less than a ten-thousandth.
+        min(float(max(hulls)), max(seconds for _, seconds in found)),
     )
 
 

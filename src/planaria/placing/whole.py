@@ -27,7 +27,7 @@ from planaria.placing.spreading import check_room, in_bytes, kinds_of
 
 CANDIDATES = 48  # exchanges that are costed truly, of those that the weights like best
 KICKED = 3  # random exchanges before another search
-FEWEST_KICKS, MOST_KICKS = 12, 200
+FEWEST_KICKS, MOST_KICKS = 12, 40
 EVALUATIONS = 60_000  # in all kicks, about: a table more makes each search longer
 SLACK = 1 + 1e-9
 CLOSE = 1.0001  # to the bound: nothing is left to look for
