@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,13 +78,14 @@ def stats(
             surveyed = _open(data, schema, lambda: bar.advance(task, 0))
             total = max(round(surveyed.samples * sample / 100), 1)
             bar.update(task, description="reading", total=total)
-            found, heat = gather(
-                surveyed,
-                ", ".join(data),
-                sample / 100,
-                seed,
-                observe=lambda samples: bar.advance(task, samples),
-            )
+            with closing(surveyed):
+                found, heat = gather(
+                    surveyed,
+                    ", ".join(data),
+                    sample / 100,
+                    seed,
+                    observe=lambda samples: bar.advance(task, samples),
+                )
         found = write_statistics(out, found, heat)
         show_statistics(console, found)
         if png is not None:

@@ -11,6 +11,8 @@ Up to `limit` rows are counted exactly. When more were met, two things are kept 
 
 from __future__ import annotations
 
+from typing import Self
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,6 +32,15 @@ class RowCounts:
         self._followed, self._followed_counts = _none(), _none()
         self._waiting: list[Index] = []
         self._waits = 0
+
+    @classmethod
+    def of(cls, counts: Index) -> Self:
+        """Of a table whose rows were counted elsewhere: counts[x] is that of row x."""
+        found = cls(len(counts))
+        found._rows = np.flatnonzero(counts)
+        found._counts = counts[found._rows]
+        found.accesses = int(counts.sum())
+        return found
 
     def add(self, rows: Index) -> None:
         """The rows of some accesses, in any order, one of them perhaps many times."""

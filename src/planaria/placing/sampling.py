@@ -45,12 +45,13 @@ class SurveyedTable:
 
 @dataclass(frozen=True)
 class Surveyed:
-    """What is to be sampled."""
+    """What is to be sampled; whoever opened it calls `close`."""
 
     source: Readable
     samples: int
     features: tuple[Feature, ...]
     tables: tuple[SurveyedTable, ...]
+    close: Callable[[], None] = lambda: None
 
 
 def sampled_runs(samples: int, share: float, seed: int) -> Iterator[tuple[int, int]]:
@@ -59,11 +60,12 @@ def sampled_runs(samples: int, share: float, seed: int) -> Iterator[tuple[int, i
     run = max(min(RUN, wanted // FEWEST_RUNS), 1)
     runs = -(-wanted // run)
     key = mix(np.array([seed], np.uint64) + GOLDEN)
+    others = samples - wanted
     for number in range(runs):
-        first, end = samples * number // runs, samples * (number + 1) // runs
-        count = min(run, end - first, wanted - number * run)
+        first, end = (wanted * edge // runs for edge in (number, number + 1))
+        passed, more = (others * edge // runs for edge in (number, number + 1))
         draw = int(mix(mix(np.array([number], np.uint64) * GOLDEN) ^ key)[0])
-        yield first + draw % (end - first - count + 1), count
+        yield first + passed + draw % (more - passed + 1), end - first
 
 
 def open_job(config: Config, on_progress: Progress = lambda: None) -> Surveyed:
@@ -73,24 +75,35 @@ def open_job(config: Config, on_progress: Progress = lambda: None) -> Surveyed:
             "data.source: a script reads its samples itself; give planaria stats the files that "
             "it reads, and --schema"
         )
-    from planaria.models.building import open_data  # imports torch
+    from planaria.models.building import Rows, find_schema  # imports torch
+    from planaria.trainer.training import make_source
 
-    data = open_data(config, on_progress)
-    samples = data.training.samples
-    if samples is None:
-        samples = config.steps * config.batch
-    rule = config.optimizer_rule
+    schema, rule = find_schema(config), config.optimizer_rule
     if config.data.source == "files":
         size = 4 * rule.record_words(config.model.dim)
-        tables = [SurveyedTable(name, rows, size) for name, rows in data.schema.tables.items()]
-    else:
-        tables = [
-            SurveyedTable(
-                table.name, table.rows, 4 * (table.optimizer or rule).record_words(table.dim)
-            )
-            for table in config.tables
-        ]
-    return Surveyed(data.training, samples, _features(data.schema), tuple(tables))
+        sizes = [SurveyedTable(name, rows, size) for name, rows in schema.tables.items()]
+        return _of_files(config, schema, tuple(sizes), on_progress)
+    source = make_source(config, on_progress)
+    samples = source.samples or config.steps * config.batch
+    tables = [
+        SurveyedTable(table.name, table.rows, 4 * (table.optimizer or rule).record_words(table.dim))
+        for table in config.tables
+    ]
+    training = Rows(source, schema.keys, 0, samples)
+    close = getattr(source, "close", lambda: None)
+    return Surveyed(training, samples, _features(schema), tuple(tables), close)
+
+
+def _of_files(
+    config: Config, schema: Schema, tables: tuple[SurveyedTable, ...], on_progress: Progress
+) -> Surveyed:
+    from planaria.data.opening import open_source  # imports PyArrow
+    from planaria.data.split import split_source
+
+    assert config.data.path is not None
+    source = open_source(config.data.path, schema, on_progress)
+    training, _ = split_source(source, config.data.validation, config.seed)
+    return Surveyed(training, training.samples, _features(schema), tables, source.close)
 
 
 def open_files(
@@ -112,7 +125,7 @@ def open_files(
         found = PRESETS[schema] if schema in PRESETS else Schema.load(Path(schema))
     source = open_source(paths, found, on_progress)
     tables = [SurveyedTable(name, rows, None) for name, rows in found.tables.items()]
-    return Surveyed(source, source.samples, _features(found), tuple(tables))
+    return Surveyed(source, source.samples, _features(found), tuple(tables), source.close)
 
 
 def _features(schema: Schema) -> tuple[Feature, ...]:
