@@ -38,6 +38,7 @@ from planaria.joining import (
     trainer_command,
 )
 from planaria.outside import export_command, import_command, predict_command
+from planaria.placing.command import place, stats
 from planaria.planning.command import plan
 from planaria.running import (
     ConfigFile,
@@ -320,6 +321,8 @@ app.command("server")(server_command)
 app.command("trainer")(trainer_command)
 app.command("coordinator")(coordinator_command)
 app.command()(plan)
+app.command()(stats)
+app.command()(place)
 app.command("compare")(compare_command)
 app.command("compress")(compress_command)
 app.command("export")(export_command)

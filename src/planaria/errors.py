@@ -14,6 +14,7 @@
     │   ├── DamagedCheckpoint  it is torn, was tampered with, or lacks a file
     │   ├── LeaseHeld      another job uses the folder
     │   └── LeaseLost      another job has taken the folder over
+    ├── PlacementError     statistics or a plan cannot be read, or servers lack room for the tables
     ├── StateError         what a trainer keeps is no bytes, or bytes are not what it keeps
     ├── WireError          a message is not of this protocol or not of this job
     ├── ClusterError       processes could not be started, or the job cannot go on
@@ -115,6 +116,10 @@ class InvalidRecord(StoreError):
     def __init__(self, message: str, indices: list[int]) -> None:
         super().__init__(message)
         self.indices = indices
+
+
+class PlacementError(PlanariaError):
+    """Statistics or a plan cannot be read, or servers lack room for the tables."""
 
 
 class StateError(PlanariaError, ValueError):
