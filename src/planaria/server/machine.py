@@ -236,8 +236,9 @@ class ServerMachine(Machine):
             return  # an answer that everybody has long used
         for arena, index in enumerate(message.indices):
             store.check_data(arena, index)
-            store.arenas[arena].records.prefetch(index)
         self.job.coding.check(message)
+        for held, index in zip(store.arenas, message.indices, strict=True):
+            held.records.prefetch(index)
         self.lookups[message.step, message.rank, message.part] = (sender, message)
         if message.last:
             self.last = message.step - 1
