@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml  # type: ignore[import-untyped]
-from test_config import DEFAULTS
+from any_config import DEFAULTS
 
 from planaria.config import Config
 from planaria.errors import ConfigError
