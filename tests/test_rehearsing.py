@@ -8,7 +8,8 @@ from planaria.cluster.node import MemberNode
 from planaria.cluster.server_node import resident_bytes
 from planaria.layout import Layout
 from planaria.optimizers import Optimizer
-from planaria.server.rebuilding import HEAD_START_S, DecodeJob, Rebuilder
+from planaria.server.decode_jobs import DecodeJob
+from planaria.server.rebuilding import HEAD_START_S, Rebuilder
 from planaria.server.rehearsing import BEFORE, Rehearsal
 from planaria.server.reserve import Reserve
 from planaria.server.store import Store

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planaria.layout import Layout
+from planaria.server.peeking import Peeks
 from planaria.server.reserve import Reserve
 from planaria.tables import Arena
 
@@ -28,5 +29,6 @@ class ServerJob:
     rebuild_priority: str = "redundancy"  # see planaria.server.pace
     on_progress: Callable[[], None] = nothing  # called now and then while records are filled
     reserve: Reserve | None = None  # memory of a spare
+    peeks: Peeks | None = None  # whether it reads what it rebuilds in its mates' memory
     early_answers: bool = False  # rows that a step will hardly change leave before it
     partial: bool = False  # a replacement's records come from a save, not from its stripe-mates
