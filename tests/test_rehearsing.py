@@ -14,7 +14,7 @@ from planaria.server.rehearsing import BEFORE, Rehearsal
 from planaria.server.reserve import Reserve
 from planaria.server.store import Store
 from planaria.tables import Table, make_arenas
-from planaria.wire.codec import Envelope
+from planaria.wire.codec import Envelope, Frames
 from planaria.wire.control import Orders
 from planaria.wire.machine import Outbox
 from planaria.wire.messages import NO_VIEW, Hello, Install, MateReply, Message, Stop, View
@@ -155,11 +155,13 @@ class Scene:
     def receive(self) -> list[Envelope]:
         return [Envelope("supervisor", "", message) for message in self.coming.pop(0)]
 
-    def encode(self, message: Message) -> Message:
-        return message
+    def encode(self, message: Message) -> Frames:
+        frames = Frames((message,))
+        frames.array_bytes = 0
+        return frames
 
-    def send_all(self, messages: list[tuple[str, Message]]) -> None:
-        self.sent += messages
+    def send_all(self, messages: list[tuple[str, Frames]]) -> None:
+        self.sent += [(to, frames[0]) for to, frames in messages]
 
     def tick(self, now: float) -> Outbox:
         return []
@@ -174,7 +176,7 @@ def test_a_member_says_hello_as_soon_as_it_knows_to_whom() -> None:
     everybody waited for a trainer that was replaced.
     """
     scene, member = Scene(), object.__new__(MemberNode)
-    vars(member).update(transport=scene, line=scene, machine=scene)
+    vars(member).update(transport=scene, line=scene, machine=scene, sent={})
     vars(member).update(member="trainer-1", role="trainer", orders=Orders(), book={}, stopped=None)
     assert member.run() == "over"
     [(to, hello)] = scene.sent

@@ -30,7 +30,7 @@ from planaria.wire.limits import PEEKED_AT_ONCE
 from planaria.wire.machine import Outbox
 from planaria.wire.messages import Install, MatePeek, MateReply, MateRequest, RangeRequest, View
 
-PEEKED_BYTES = 8 << 20  # at a time, at most
+PEEKED_BYTES = 4 << 20  # at a time, at most
 RANGE_RECORDS = 4096  # regions of fewer records are not worth a request each
 HEAD_START_S = 0.1  # for what a step waits for, before the sweep begins
 
@@ -392,10 +392,9 @@ class Rebuilder:
         job = self.jobs.get(told.request)
         if not isinstance(job, RangeJob) or not job.peeks or not job.expects(told.place):
             return False
-        words = self.store.arenas[job.arena].arena.words
-        if told.deltas.shape != (len(told.indices), words) or [0, *told.ends][-1] != len(
-            told.indices
-        ):
+        words, ends = self.store.arenas[job.arena].arena.words, [0, *told.ends]
+        fits = told.deltas.shape == (len(told.indices), words) and ends[-1] == len(told.indices)
+        if not fits or sorted(ends) != ends:
             return False
         return self._answered(told.request, job, told.place, told, committed)
 

@@ -69,6 +69,7 @@ class World:
     coordinator_class: type[CoordinatorMachine] = CoordinatorMachine
     disk_class: type[Disk] = Disk
     watch_class: type[Watch] = Watch
+    peeks_class: type[SimulatedPeeks] = SimulatedPeeks
 
     def __init__(
         self, job: ToyJob, seed: int, faults: Faults, *, spares: int = 1, network: str = "uneven"
@@ -137,7 +138,7 @@ class World:
         if not self.job.peeks:
             return job
         number = int(member.removeprefix("server-"))
-        return replace(job, peeks=SimulatedPeeks(self, number))
+        return replace(job, peeks=self.peeks_class(self, number))
 
     def _first_server(self, member: Member, place: int) -> ServerMachine:
         job, at = self._server_job(member), self.job.restored_at
