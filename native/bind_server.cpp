@@ -7,6 +7,7 @@
 #include <new>
 
 #include "arguments.hpp"
+#include "peeking.hpp"
 
 namespace planaria {
 namespace {
@@ -344,6 +345,24 @@ void mark(Bytes bitmap, Index index) {
         bitmap.data()[index.data()[i] / 8] |= static_cast<uint8_t>(1u << index.data()[i] % 8);
 }
 
+// sources: process, first byte, counter, key, count and coefficient of each.
+int64_t peek_into(
+    const std::vector<std::tuple<int64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint8_t>>&
+        sources,
+    Bytes out) {
+    require(!sources.empty(), "peek needs at least one source");
+    std::vector<Source> from;
+    for (const auto& [process, at, counter, key, count, coef] : sources)
+        from.push_back({process, at, counter, key, count, coef});
+    nb::gil_scoped_release release;
+    return peek(from, out.data(), out.shape(0));
+}
+
+void count_in(Array<uint64_t, 1> counter) {
+    require(counter.shape(0) == 2, "a counter is a key and a count");
+    count_change(counter.data()[1]);
+}
+
 }  // namespace
 
 void bind_server(nb::module_& m) {
@@ -365,6 +384,8 @@ void bind_server(nb::module_& m) {
     m.def("check_distinct", &check_rows);
     m.def("missing", &missing);
     m.def("mark", &mark);
+    m.def("peek", &peek_into);
+    m.def("count_change", &count_in);
 }
 
 }  // namespace planaria

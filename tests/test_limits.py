@@ -29,7 +29,7 @@ from planaria.trainer.routing import Router
 from planaria.wire import limits as module
 from planaria.wire.codec import encode
 from planaria.wire.control import CoordinatorState, SaveState, ServerHolds, StepDone
-from planaria.wire.limits import Limits
+from planaria.wire.limits import PEEKED_AT_ONCE, Limits
 from planaria.wire.messages import (
     NO_VIEW,
     Answer,
@@ -41,6 +41,7 @@ from planaria.wire.messages import (
     Hello,
     Install,
     Lookup,
+    MatePeek,
     MateReply,
     MateRequest,
     Message,
@@ -110,6 +111,7 @@ def legal_messages(config: Config) -> Iterator[Message]:
     for place in range(config.servers) if config.r else ():
         store = Store([arena], config.layout, place)
         store.apply(1, [contributions[place]], [0.1])
+        yield shown(store, 0, min(PEEKED_AT_ONCE * config.rebuild.chunk, layout.slots))
         for deltas in store.parity_deltas(store.own.after(0)[0]).values():
             yield Delta(
                 **common,
@@ -132,6 +134,22 @@ def rebuilding(layout: Any, place: int, index: Any, words: int) -> Iterator[Mess
         )
 
 
+def shown(store: Store, first: int, stop: int) -> MatePeek:
+    """What a mate says of records that others read, after the first step."""
+    parts = store.changes_after(0, first, stop, as_of=0)
+    return MatePeek(
+        view=NO_VIEW,
+        request=1,
+        place=store.place,
+        **dict.fromkeys(("process", "at", "counter", "key", "count"), 1),
+        ends=np.cumsum([len(index) for index, _ in parts]).tolist(),
+        indices=np.concatenate([np.empty(0, np.int64), *(index for index, _ in parts)]),
+        deltas=np.concatenate(
+            [np.empty((0, store.arenas[0].arena.words), np.uint32), *(d for _, d in parts)]
+        ),
+    )
+
+
 @pytest.mark.usefixtures("exact")
 @settings(max_examples=60, deadline=None)
 @given(config=CONFIGS)
@@ -151,7 +169,10 @@ def test_the_limits_are_reached_where_every_row_is_touched() -> None:
         _, _, *arrays = encode(b"token", "", "", message, limits)
         total = sum(array.nbytes for array in arrays)
         sizes[type(message)] = max(sizes.get(type(message), 0), total)
-    assert {Lookup, Answer, Early, Push, Delta, MateRequest, MateReply} == set(sizes)
+    every = {Lookup, Answer, Early, Push, Delta, MateRequest, MateReply, MatePeek}
+    assert every == set(sizes)
+    # A range lies in one region, has changed in one step here, and of data, that has one source.
+    del sizes[MatePeek]
     for kind, size in sizes.items():
         # A delta goes to one of several holders, and has its share of the rows alone; and there is
         # room for what a server has when others have left.

@@ -8,7 +8,8 @@ from planaria.cluster.node import MemberNode
 from planaria.cluster.server_node import resident_bytes
 from planaria.layout import Layout
 from planaria.optimizers import Optimizer
-from planaria.server.rebuilding import HEAD_START_S, DecodeJob, Rebuilder
+from planaria.server.decode_jobs import DecodeJob
+from planaria.server.rebuilding import HEAD_START_S, Rebuilder
 from planaria.server.rehearsing import BEFORE, Rehearsal
 from planaria.server.reserve import Reserve
 from planaria.server.store import Store
@@ -155,7 +156,7 @@ class Scene:
         return [Envelope("supervisor", "", message) for message in self.coming.pop(0)]
 
     def encode(self, message: Message) -> Frames:
-        frames = Frames([message])
+        frames = Frames((message,))
         frames.array_bytes = 0
         return frames
 
@@ -175,7 +176,7 @@ def test_a_member_says_hello_as_soon_as_it_knows_to_whom() -> None:
     everybody waited for a trainer that was replaced.
     """
     scene, member = Scene(), object.__new__(MemberNode)
-    vars(member).update(transport=scene, line=scene, machine=scene)
+    vars(member).update(transport=scene, line=scene, machine=scene, sent={})
     vars(member).update(member="trainer-1", role="trainer", orders=Orders(), book={}, stopped=None)
     assert member.run() == "over"
     [(to, hello)] = scene.sent

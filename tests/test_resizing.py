@@ -271,16 +271,16 @@ def test_control_a_replacement_has_what_its_predecessor_had(
 
 def test_control_who_leaves_decodes_nothing_for_mirrors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some are on places that have something else of the same stripes, which is then too few."""
-    read = Rebuilder.read_for_mate
+    answer = Rebuilder.answer_mate
 
     def wants_nothing(self: Rebuilder, *arguments: Any) -> Any:
         leaves, self._leaves = self._leaves, False
         try:
-            return read(self, *arguments)
+            return answer(self, *arguments)
         finally:
             self._leaves = leaves
 
-    monkeypatch.setattr(Rebuilder, "read_for_mate", wants_nothing)
+    monkeypatch.setattr(Rebuilder, "answer_mate", wants_nothing)
     assert finds(resizes=False, survivors=True)
 
 

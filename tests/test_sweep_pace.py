@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,8 +20,12 @@ class Training:
 
     TICK_S = 0.001
 
-    def __init__(self, pace: Pace, slower: float, piece_s: float = 0.02) -> None:
+    def __init__(
+        self, pace: Pace, slower: float, piece_s: float = 0.02, scatters: float = 0.0
+    ) -> None:
+        """scatters: by so much, up or down, a step takes longer or shorter for other reasons."""
         self.pace = pace
+        self.random, self.scatters, self.luck = Random(1), scatters, 1.0
         self.slower, self.piece_s = slower, piece_s
         self.now = 0.0
         self.steps = 0.0
@@ -41,7 +46,10 @@ class Training:
                 self.piece -= self.TICK_S
                 if self.piece <= 0:
                     self.piece, self.pieces = None, self.pieces + 1
-            self.steps += speed * self.TICK_S / CALM_S
+            step = int(self.steps)
+            self.steps += speed * self.luck * self.TICK_S / CALM_S
+            if int(self.steps) > step:
+                self.luck = 1 / (1 + self.random.uniform(-self.scatters, self.scatters))
         return (self.steps - steps) * CALM_S / seconds, self.pieces - pieces
 
 
@@ -64,6 +72,24 @@ def test_a_sweep_that_hurts_nobody_soon_goes_as_fast_as_it_can() -> None:
     assert training.pace.share == 1.0
     assert training.pace.pieces(2) == 2
     assert training.pace.rests_s == 0.0
+
+
+def test_steps_that_scatter_do_not_stop_a_sweep_that_hurts_nobody() -> None:
+    """Each of the fastest steps was taken for what a step takes, and all others were slow."""
+    training = Training(Pace(CALM_S), slower=1.0, scatters=0.2)
+    _, pieces = training.run(20.0)
+    assert pieces > 0.5 * 20.0 / training.piece_s
+    believing = Pace(CALM_S, URGENT._replace(believes=1.0))  # control
+    _, fewer = Training(believing, slower=1.0, scatters=0.2).run(20.0)
+    assert fewer < 0.8 * pieces
+
+
+@pytest.mark.parametrize("slower", [1.2, 1.5, 2.0, 4.0])
+def test_steps_that_scatter_do_not_let_it_hurt(slower: float) -> None:
+    training = Training(Pace(CALM_S), slower, scatters=0.2)
+    own, _ = Training(Pace(CALM_S), 1.0, scatters=0.2).run(60.0)
+    speed, _ = training.run(60.0)
+    assert speed / own > URGENT.kept_speed - 0.05
 
 
 def test_where_something_else_makes_steps_slow_the_sweep_goes_on() -> None:

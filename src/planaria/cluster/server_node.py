@@ -27,6 +27,7 @@ from planaria.coordinator.machine import RETIRED
 from planaria.server.housing import tier_facts
 from planaria.server.job import ServerJob
 from planaria.server.machine import ServerMachine
+from planaria.server.peeking import LocalPeeks, Peeks
 from planaria.server.priorities import RULES, Mfu, Priorities
 from planaria.server.rehearsing import Rehearsal
 from planaria.server.reserve import Reserve
@@ -117,6 +118,7 @@ class ServerNode(MemberNode):
             scrub_every=config.scrub.every_steps,
             reserve=self._reserve,
             tier=tier,
+            peeks=None if tier else self._peeks(),
             early_answers=config.cluster.early_answers == "on",
             coding=Coding.of_job(config),
             partial=config.survival.partial,
@@ -150,6 +152,14 @@ class ServerNode(MemberNode):
         self._trace(files)
         self.line.tell(Ready())
 
+    def _peeks(self) -> Peeks | None:
+        """Whose sockets are files is on one machine with all others. Where messages are encrypted,
+        records are nobody else's business either.
+        """
+        if self.keys.secret is not None or not self.transport.address.startswith("ipc://"):
+            return None
+        return LocalPeeks(os.getpid(), int.from_bytes(os.urandom(8), "little"))
+
     def _trace(self, files: JobFiles) -> None:
         server = self.server
         tracer = Tracer(files, self.member, lambda: server.step if server.store else ANY)
@@ -161,6 +171,7 @@ class ServerNode(MemberNode):
             tracer.watch(server.rebuilder, "take_requests", "ask mates")
             tracer.watch(server.rebuilder, "take_sweep", "sweep")
             tracer.watch(server.rebuilder, "on_reply", "decode")
+            tracer.watch(server.rebuilder, "on_peek", "decode")
 
         if server.store is not None:
             watch_store()

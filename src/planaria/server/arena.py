@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from planaria import kernels
-from planaria.errors import InvalidRecord
-from planaria.kernels.types import Bytes, Index
+from planaria.errors import InvalidRecord, StoreError
+from planaria.kernels.types import Bytes, Index, OptimizerRule
 from planaria.layout import ArenaLayout
 from planaria.layout.arithmetic import NOTHING, Regions
 from planaria.records import StoredRecords
@@ -135,6 +137,19 @@ class ArenaStore:
         """The records of one region, `size` at a time."""
         first, slots = region * self.layout.slots, self.layout.slots
         return [slice(first + at, first + min(at + size, slots)) for at in range(0, slots, size)]
+
+
+def rules_of(stores: Sequence[ArenaStore], lrs: Sequence[float] | None) -> list[OptimizerRule]:
+    """The numbers of one step, arena by arena; raises if these are no learning rates."""
+    optimizers = [store.arena.optimizer for store in stores]
+    if lrs is None:
+        return [optimizer.rule() for optimizer in optimizers]
+    if len(lrs) != len(optimizers):
+        raise StoreError(
+            f"{len(lrs)} learning rates came with a step; this job has {len(optimizers)} "
+            "arenas, and each takes one"
+        )
+    return [optimizer.rule(lr) for optimizer, lr in zip(optimizers, lrs, strict=True)]
 
 
 def room_for(layout: ArenaLayout, count: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from planaria.errors import StepError
+from planaria.server.arena import rules_of
 from planaria.server.job import ServerJob
 from planaria.server.store import Store
 from planaria.wire.messages import Push
@@ -33,7 +34,7 @@ def check_lrs(store: Store, push: Push, others: Mapping[int, Push]) -> None:
 
     others: pushes of the same step, by rank.
     """
-    store.rules(push.lrs)
+    rules_of(store.arenas, push.lrs)
     for rank, other in others.items():
         if other.lrs != push.lrs:
             raise StepError(

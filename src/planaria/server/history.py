@@ -7,7 +7,7 @@ one history for its own data records and one per source for its parity records.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -77,12 +77,17 @@ class History:
 
     def take_back_range(self, arena: int, first: int, values: Records, step: int) -> None:
         """The same for the records from `first` on, which `values` holds in a row."""
+        for part in self.within(arena, first, len(values), step):
+            kernels.mul_add(values, *part)
+
+    def within(self, arena: int, first: int, count: int, step: int) -> Iterator[Change]:
+        """The changes after `step` to so many records from `first` on, counted from there."""
         for changes in self.after(step):
             index, coef, delta = changes[arena]
-            inside = np.flatnonzero((index >= first) & (index < first + len(values)))
+            inside = np.flatnonzero((index >= first) & (index < first + count))
             if len(inside):
                 here = None if coef is None else coef[inside]
-                kernels.mul_add(values, index[inside] - first, here, kernels.gather(delta, inside))
+                yield Change(index[inside] - first, here, kernels.gather(delta, inside))
 
     def retract(self, step: int) -> list[Sequence[Change]]:
         """Forgets the steps after `step` and gives back their changes, for undoing."""

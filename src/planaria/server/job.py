@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from planaria.layout import Layout
 from planaria.records.budget import Tier
+from planaria.server.peeking import Peeks
 from planaria.server.reserve import Reserve
 from planaria.tables import Arena
 from planaria.wire.coding import EXACTLY, Coding
@@ -31,6 +32,7 @@ class ServerJob:
     on_progress: Callable[[], None] = nothing  # called now and then while records are filled
     reserve: Reserve | None = None  # memory of a spare
     tier: Tier | None = None  # where cold records lie, if not in memory
+    peeks: Peeks | None = None  # whether it reads what it rebuilds in its mates' memory
     early_answers: bool = False  # rows that a step will hardly change leave before it
     coding: Coding = EXACTLY  # of rows, on their way to trainers
     partial: bool = False  # a replacement's records come from a save, not from its stripe-mates

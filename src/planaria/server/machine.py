@@ -19,10 +19,11 @@ from planaria.layout import Layout
 from planaria.layout.resizing import layout_after
 from planaria.server.answering import delta_of, rows_of
 from planaria.server.checking import check_arenas, check_lrs, check_message
+from planaria.server.decode_jobs import ScrubRound
 from planaria.server.early import EarlyRows, LookupKey, packed
 from planaria.server.job import ServerJob, nothing
 from planaria.server.keeping import KeptCopies
-from planaria.server.rebuilding import Rebuilder, ScrubRound
+from planaria.server.rebuilding import Rebuilder
 from planaria.server.store import ParityDelta, Store
 from planaria.wire.machine import COORDINATOR, Machine, Outbox
 from planaria.wire.messages import (
@@ -35,6 +36,7 @@ from planaria.wire.messages import (
     Installed,
     Lacks,
     Lookup,
+    MatePeek,
     MateReply,
     MateRequest,
     Member,
@@ -129,6 +131,7 @@ class ServerMachine(Machine):
             on_progress=job.on_progress,
             reserve=job.reserve,
             tier=job.tier,
+            changes=job.peeks.changes if job.peeks else None,
         )
         self._adopt(self.store)
 
@@ -223,6 +226,9 @@ class ServerMachine(Machine):
                 case MateReply():
                     if not self.rebuilder.on_reply(message, self._committed_here()):
                         return  # others are still to come
+                case MatePeek():
+                    if not self.rebuilder.on_peek(message, self._committed_here()):
+                        return
         except TierError:
             raise  # records are lost: the process ends, and another decodes them
         except PlanariaError as error:
@@ -311,16 +317,10 @@ class ServerMachine(Machine):
     def _on_mate_request(self, sender: Member, message: MateRequest | RangeRequest) -> None:
         """Rule 14: answer at once, whatever the answer is."""
         assert self.rebuilder
-        status, records = self.rebuilder.read_for_mate(message, partial(self.room, sender))
-        reply = MateReply(
-            view=self.view,
-            request=message.request,
-            place=self.place,
-            status=status,
-            committed=self._committed_here(),
-            records=records,
+        room = partial(self.room, sender)
+        self.send(
+            sender, self.rebuilder.answer_mate(self.view, message, self._committed_here(), room)
         )
-        self.send(sender, reply)
 
     def _committed_here(self) -> int:
         """The latest step that this server knows to be committed (rule 2)."""

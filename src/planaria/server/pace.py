@@ -26,10 +26,11 @@ class Manner(NamedTuple):
     least_share: float
     grows: float
     shrinks: float
+    believes: float  # of a step that was faster than ever: it may be chance
 
 
-URGENT = Manner(0.9, 1 / 2, 1 / 16, 1.5, 0.6)  # something is lost
-CALM = Manner(0.95, 1 / 32, 1 / 64, 1.2, 0.5)
+URGENT = Manner(0.9, 1 / 2, 1 / 16, 1.5, 0.6, believes=1 / 4)  # something is lost
+CALM = Manner(0.95, 1 / 32, 1 / 64, 1.2, 0.5, believes=1.0)
 
 
 def is_paced(priority: str, r: int, lost: int) -> bool:
@@ -69,11 +70,13 @@ class Pace:
 
     def _stepped(self, took_s: float) -> None:
         self._took_s += (took_s - self._took_s) * NEWEST if self._took_s else took_s
-        kept_speed, _, least, grows, shrinks = self._manner
+        kept_speed, _, least, grows, shrinks, believes = self._manner
         slow = self._took_s > self._calm_s / kept_speed
         self._blameless = self._blameless + 1 if slow and self.share == least else 0
-        if self._took_s < self._calm_s < math.inf or self._blameless >= BLAMELESS:
+        if self._blameless >= BLAMELESS:
             self._calm_s = self._took_s
+        elif self._took_s < self._calm_s < math.inf:
+            self._calm_s += (self._took_s - self._calm_s) * believes
         self.share = min(max(self.share * (shrinks if slow else grows), least), 1.0)
 
     def pieces(self, most: int) -> int:

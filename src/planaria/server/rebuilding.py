@@ -11,7 +11,8 @@ and compares.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,101 +20,19 @@ from planaria import kernels
 from planaria.errors import HistoryGone, InvalidRecord, StepError
 from planaria.kernels.types import Bytes, Index, Records
 from planaria.server.arena import ArenaStore
-from planaria.server.decoding import Mates, find_mates
+from planaria.server.decode_jobs import DecodeJob, RangeJob, ScrubRound
+from planaria.server.decoding import find_mates
 from planaria.server.job import ServerJob
 from planaria.server.pace import CALM, URGENT, Pace, is_paced
+from planaria.server.peeking import DATA, OTHERS, Peeks, source_of
 from planaria.server.store import Store
-from planaria.wire.machine import BACK_OFF, MAX_BACK_OFF, Outbox
-from planaria.wire.messages import Install, MateReply, MateRequest, Member, RangeRequest, View
+from planaria.wire.limits import PEEKED_AT_ONCE
+from planaria.wire.machine import Outbox
+from planaria.wire.messages import Install, MatePeek, MateReply, MateRequest, RangeRequest, View
 
+PEEKED_BYTES = 4 << 20  # at a time, at most
 RANGE_RECORDS = 4096  # regions of fewer records are not worth a request each
 HEAD_START_S = 0.1  # for what a step waits for, before the sweep begins
-
-
-@dataclass
-class Patience:
-    """When to ask again for what mates have not answered, ever more rarely."""
-
-    asked_at: float | None = None
-    wait_s: float = 0.0
-
-    def over(self, now: float, retry_s: float) -> bool:
-        if self.asked_at is None:
-            self.asked_at, self.wait_s = now, retry_s
-        if now - self.asked_at < self.wait_s:
-            return False
-        self.asked_at, self.wait_s = now, min(BACK_OFF * self.wait_s, MAX_BACK_OFF * retry_s)
-        return True
-
-
-@dataclass
-class DecodeJob:
-    arena: int
-    index: Index  # the records to decode
-    mates: Mates
-    as_of: int
-    out: Records  # accumulates coefficient times mate
-    sweep: bool
-    verify: bool = False  # compare with the record that is there, instead of restoring it
-    asked: dict[int, tuple[Index, Index]] = field(default_factory=dict)
-    """place -> (rows of this job, columns of its mates) that are still to be answered"""
-    avoided: frozenset[int] = frozenset()  # places that are asked only because nobody else is left
-    patience: Patience = field(default_factory=Patience)
-
-    @property
-    def count(self) -> int:
-        return len(self.index)
-
-
-@dataclass
-class RangeJob:
-    """Records in a row, all of one region: on each place their mates are in a row, too."""
-
-    arena: int
-    first: int
-    count: int
-    as_of: int
-    mates: Mates  # of the first record, [1, k]
-    replies: dict[int, Records] = field(default_factory=dict)  # by place
-    sweep: bool = True
-    verify: bool = False
-    avoided: frozenset[int] = frozenset()
-    patience: Patience = field(default_factory=Patience)
-
-    def requests(self, view: View, number: int, servers: Sequence[Member]) -> Outbox:
-        return [
-            (
-                servers[place],
-                RangeRequest(
-                    view=view,
-                    request=number,
-                    arena=self.arena,
-                    as_of=self.as_of,
-                    first=first,
-                    count=self.count,
-                ),
-            )
-            for place, first in self.needed().items()
-            if place not in self.replies
-        ]
-
-    def needed(self) -> dict[int, int]:
-        """Whom to ask, and from which of their records on."""
-        columns = zip(*(column[0].tolist() for column in self.mates), strict=True)
-        return {place: first for place, first, coef in columns if coef}
-
-
-@dataclass
-class ScrubRound:
-    """One pass over all parity records: each must be what its data records make of it."""
-
-    number: int
-    next_piece: list[int]  # per arena: of its parity records, so many pieces are compared
-    again: list[tuple[int, Index]] = field(default_factory=list)
-    held_up: bool = False  # a mate is being rebuilt itself: go on after a while
-    patience: Patience = field(default_factory=Patience)
-    records: int = 0
-    wrong: int = 0
 
 
 class Rebuilder:
@@ -133,6 +52,7 @@ class Rebuilder:
         self._requested: list[Bytes] = []
         self._sweep_at: list[int] = []
         self._ranges_again: list[tuple[int, int, int]] = []  # arena, first, stop
+        self._closed: set[int] = set()  # places whose memory cannot be read from here
         self._scrub: ScrubRound | None = None
         self._sweeping = False
         self._leaves = False  # others take over what is here: nothing is swept
@@ -164,10 +84,25 @@ class Rebuilder:
         """Records that the sweep has asked for and does not have."""
         return sum([job.count for job in self.jobs.values() if job.sweep])
 
+    @property
+    def _peeks(self) -> bool:
+        """Whether ranges are read where they lie: all of them, as far as has been seen."""
+        return self.job.peeks is not None and not self._closed
+
+    @property
+    def _most_records(self) -> int:
+        """That are asked for at a time. Those that are not sent take no memory on their way."""
+        return self.job.rebuild_chunk * (PEEKED_AT_ONCE if self._peeks else 1)
+
+    def _range_records(self, arena: ArenaStore) -> int:
+        """While a range is read, all else stands still here."""
+        most = PEEKED_BYTES // (4 * arena.arena.words)
+        return min(self._most_records, max(self.job.rebuild_chunk, most))
+
     def _may_sweep(self) -> bool:
         """So many requests for so many records each may be under way; or more for fewer."""
         pieces = self._pace.pieces(self.job.rebuild_jobs)
-        room = self._swept_now() < pieces * self.job.rebuild_chunk
+        room = self._swept_now() < pieces * self._most_records
         return room and (self.job.rebuild_bytes_per_s == 0 or self._budget_bytes > 0)
 
     def scrub(self, number: int) -> None:
@@ -211,6 +146,7 @@ class Rebuilder:
         self._requested = [np.zeros_like(arena.bitmap) for arena in self.store.arenas]
         self._sweep_at = [0] * len(self.store.arenas)
         self._ranges_again.clear()
+        self._closed.clear()
         self._sweeping, self._sweeps_from = False, None
         if self._scrub:  # from the start
             number, self._scrub = self._scrub.number, None
@@ -237,28 +173,67 @@ class Rebuilder:
             kernels.mark(self._requested[arena], fresh)
             self._wanted.append((arena, fresh))
 
-    def read_for_mate(
-        self, wanted: MateRequest | RangeRequest, room: Callable[[int], Bytes | None]
-    ) -> tuple[str, Records | None]:
+    def answer_mate(
+        self,
+        view: View,
+        wanted: MateRequest | RangeRequest,
+        committed: int,
+        room: Callable[[int], Bytes | None],
+    ) -> MateReply | MatePeek:
         """What a stripe-mate asks for, or why not: see MateReply. room: see Store.export."""
-        store = self.store
+        status, records = "value", None
         try:
-            if not 0 <= wanted.arena < len(store.arenas):
+            if not 0 <= wanted.arena < len(self.store.arenas):
                 raise StepError(f"there is no arena {wanted.arena}")
             if isinstance(wanted, MateRequest):
-                return "value", store.read(wanted.arena, wanted.indices, wanted.as_of)
-            last = wanted.first + wanted.count
-            return "value", store.export(wanted.arena, wanted.first, last, wanted.as_of, room)
+                records = self.store.read(wanted.arena, wanted.indices, wanted.as_of)
+            elif not wanted.peeks:
+                last = wanted.first + wanted.count
+                records = self.store.export(wanted.arena, wanted.first, last, wanted.as_of, room)
+            elif self.job.peeks is None:
+                status = "closed"
+            else:
+                return self._shown(view, wanted, self.job.peeks)
         except InvalidRecord as error:
             if self._leaves:
                 # Others ask for nothing that they can decode without it: for mirrors on places
                 # that have something else of the same stripes.
                 self.want(wanted.arena, np.array(error.indices, np.int64))
-            return "invalid", None
+            status = "invalid"
         except HistoryGone:
-            return "gone", None
+            status = "gone"
         except StepError:
-            return "behind", None
+            status = "behind"
+        return MateReply(
+            view=view,
+            request=wanted.request,
+            place=self.store.place,
+            status=status,
+            committed=committed,
+            records=records,
+        )
+
+    def _shown(self, view: View, wanted: RangeRequest, peeks: Peeks) -> MatePeek:
+        """Where records lie that somebody else reads; raises as `Store.export` does."""
+        store, last = self.store, wanted.first + wanted.count
+        parts = store.changes_after(wanted.arena, wanted.first, last, wanted.as_of)
+        words = store.arenas[wanted.arena].arena.words
+        kind = DATA if store.arenas[wanted.arena].has_data_at(wanted.first) else OTHERS
+        return MatePeek(
+            view=view,
+            request=wanted.request,
+            place=store.place,
+            process=peeks.process,
+            at=peeks.address(store, wanted.arena, wanted.first),
+            counter=peeks.counter(kind),
+            key=peeks.key,
+            count=int(store.changes.counters[kind, 1]),
+            ends=np.cumsum([len(index) for index, _ in parts]).tolist(),
+            indices=np.concatenate([np.empty(0, np.int64), *(index for index, _ in parts)]),
+            deltas=np.concatenate(
+                [np.empty((0, words), np.uint32), *(delta for _, delta in parts)]
+            ),
+        )
 
     def take_requests(self, view: View, committed: int) -> Outbox:
         """New requests for what is wanted."""
@@ -291,7 +266,7 @@ class Rebuilder:
         layout = self.store.arenas[arena].layout
         mates = find_mates(layout, self.store.place, index[:1], self._avoid)
         job = RangeJob(arena, int(index[0]), len(index), as_of, mates)
-        job.avoided = frozenset(self._avoid)
+        job.avoided, job.peeks = frozenset(self._avoid), self._peeks
         self._next_request += 1
         self.jobs[self._next_request] = job
         return job.requests(view, self._next_request, self._install.servers)
@@ -329,13 +304,17 @@ class Rebuilder:
         """
         if self._ranges_again:
             arena, first, stop = self._ranges_again.pop()
-            return arena, np.arange(first, stop), True
+            end = min(stop, first + self._range_records(self.store.arenas[arena]))
+            if end < stop:
+                self._ranges_again.append((arena, end, stop))
+            return arena, np.arange(first, end), True
         for arena, store in enumerate(self.store.arenas):
             slots = store.layout.slots
             by_region = slots >= min(self.job.rebuild_chunk, RANGE_RECORDS)
             while self._sweep_at[arena] < len(store.records):
                 start = self._sweep_at[arena]
-                stop = min(start + self.job.rebuild_chunk, len(store.records))
+                most = self._range_records(store) if by_region else self.job.rebuild_chunk
+                stop = min(start + most, len(store.records))
                 if by_region:
                     stop = min(stop, (start // slots + 1) * slots)
                 self._sweep_at[arena] = stop
@@ -364,23 +343,8 @@ class Rebuilder:
             job.asked[int(place)] = (rows, columns)
         self._next_request += 1
         self.jobs[self._next_request] = job
-        return self._requests(view, self._next_request, job)
-
-    def _requests(self, view: View, number: int, job: DecodeJob) -> Outbox:
         assert self._install
-        return [
-            (
-                self._install.servers[place],
-                MateRequest(
-                    view=view,
-                    request=number,
-                    arena=job.arena,
-                    as_of=job.as_of,
-                    indices=job.mates.indices[rows, columns],
-                ),
-            )
-            for place, (rows, columns) in job.asked.items()
-        ]
+        return job.requests(view, self._next_request, self._install.servers)
 
     def resend(self, view: View, now: float) -> Outbox:
         """Asks again for what was not answered in time, with the same number."""
@@ -391,22 +355,13 @@ class Rebuilder:
         for number, job in self.jobs.items():
             if not job.patience.over(now, self.job.retry_s):
                 continue
-            if isinstance(job, RangeJob):
-                out += job.requests(view, number, self._install.servers)
-            else:
-                out += self._requests(view, number, job)
+            out += job.requests(view, number, self._install.servers)
         return out
 
     def on_reply(self, reply: MateReply, committed: int) -> bool:
         """Whether a job has come to its end by that, one way or another."""
         job = self.jobs.get(reply.request)
-        if job is None:
-            return False
-        if isinstance(job, RangeJob):
-            expected = reply.place in job.needed() and reply.place not in job.replies
-        else:
-            expected = reply.place in job.asked
-        if not expected:
+        if job is None or not job.expects(reply.place):
             return False
         if reply.status != "value" or reply.records is None:
             self._hint = max(self._hint, reply.committed if reply.status == "gone" else 0)
@@ -414,16 +369,15 @@ class Rebuilder:
                 if reply.place in job.avoided:
                     return False  # it is asked again in time
                 self._avoid.add(reply.place)
+            if reply.status == "closed":
+                self._closed.add(reply.place)
             self._again(reply.request, committed)
             return True
         if isinstance(job, RangeJob):
             words = self.store.arenas[job.arena].arena.words
-            if reply.records.shape == (job.count, words):
-                job.replies[reply.place] = reply.records
-            if len(job.replies) < len(job.needed()):
+            if job.peeks or reply.records.shape != (job.count, words):
                 return False
-            self._finish_range(reply.request, job, committed)
-            return True
+            return self._answered(reply.request, job, reply.place, reply.records, committed)
         rows, columns = job.asked[reply.place]
         coef = np.ascontiguousarray(job.mates.coef[rows, columns])
         kernels.mul_add(job.out, rows, coef, reply.records)
@@ -433,23 +387,58 @@ class Rebuilder:
         self._finish(reply.request, job, committed)
         return True
 
-    def _finish_range(self, number: int, job: RangeJob, committed: int) -> None:
+    def on_peek(self, told: MatePeek, committed: int) -> bool:
+        """The same for a mate that says where its records are."""
+        job = self.jobs.get(told.request)
+        if not isinstance(job, RangeJob) or not job.peeks or not job.expects(told.place):
+            return False
+        words, ends = self.store.arenas[job.arena].arena.words, [0, *told.ends]
+        fits = told.deltas.shape == (len(told.indices), words) and ends[-1] == len(told.indices)
+        if not fits or sorted(ends) != ends:
+            return False
+        return self._answered(told.request, job, told.place, told, committed)
+
+    def _answered(
+        self, number: int, job: RangeJob, place: int, answer: Records | MatePeek, committed: int
+    ) -> bool:
+        job.answers[place] = answer
+        if len(job.answers) < len(job.needed()):
+            return False
         words = self.store.arenas[job.arena].arena.words
-        mates = [job.replies[place].reshape(-1).view(np.uint8) for place in job.needed()]
-        coef = np.ascontiguousarray(job.mates.coef[job.mates.coef > 0][None, :])
-
-        def decode(out: Records) -> None:
-            kernels.combine(mates, [out.reshape(-1).view(np.uint8)], coef)
-
         try:
             piece = (job.arena, job.first, job.count, job.as_of)
-            restored = self.store.restore_range(*piece, decode)
+            restored = self.store.restore_range(*piece, partial(self._decode, job))
         except (HistoryGone, StepError):
             self._again(number, committed)
-            return
+            return True
         del self.jobs[number]
         self.rows_rebuilt += restored
         self.bytes_rebuilt += restored * words * 4
+        return True
+
+    def _decode(self, job: RangeJob, out: Records) -> None:
+        """Raises StepError if a mate's records have changed since it said where they are."""
+        target = out.reshape(-1).view(np.uint8)
+        coef = np.ascontiguousarray(job.mates.coef[job.mates.coef > 0])
+        answers = [job.answers[place] for place in job.needed()]
+        if not job.peeks or self.job.peeks is None:
+            sent = [one for one in answers if isinstance(one, np.ndarray)]
+            mates = [records.reshape(-1).view(np.uint8) for records in sent]
+            kernels.combine(mates, [target], coef[None, :])
+            return
+        told = [one for one in answers if isinstance(one, MatePeek)]
+        sources = [source_of(one, c) for one, c in zip(told, coef.tolist(), strict=True)]
+        failed = self.job.peeks.read(sources, target)
+        if failed:
+            place = told[abs(failed) - 1].place
+            if failed < 0:
+                self._closed.add(place)
+            raise StepError(f"the records of place {place} are not what they were")
+        for answer, c in zip(told, coef.tolist(), strict=True):
+            for first, end in pairwise([0, *answer.ends]):
+                scale = np.full(end - first, c, np.uint8)
+                part = slice(first, end)
+                kernels.mul_add(out, answer.indices[part], scale, answer.deltas[part])
 
     def _finish(self, number: int, job: DecodeJob, committed: int) -> None:
         if job.verify:

@@ -7,6 +7,9 @@ process that it is forked off, has done all of it before.
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
 import numpy as np
 
 from planaria.kernels.types import Floats
@@ -14,6 +17,7 @@ from planaria.layout import Layout
 from planaria.optimizers import Optimizer
 from planaria.server.job import ServerJob
 from planaria.server.machine import ServerMachine
+from planaria.server.peeking import LocalPeeks
 from planaria.tables import Table, make_arenas
 from planaria.wire.codec import decode, encode
 from planaria.wire.machine import COORDINATOR, Outbox
@@ -29,7 +33,9 @@ class Rehearsal:
     def __init__(self, lost: int = 2) -> None:
         arenas = make_arenas([Table("a", ROWS, DIM)], Optimizer("adagrad"))
         self.layout = Layout.fresh(4, 1)
-        self.job = ServerJob(arenas, self.layout, seed=0, rebuild_chunk=32)
+        self.job = ServerJob(
+            arenas, self.layout, seed=0, rebuild_chunk=3, peeks=LocalPeeks(os.getpid(), 1)
+        )
         self.names = [f"server-{place}" for place in self.layout.places]
         self.servers: dict[Member, ServerMachine] = {}
         for place, name in enumerate(self.names):
@@ -41,7 +47,8 @@ class Rehearsal:
         for step in range(1, BEFORE + 1):
             self._train(View(1, 0), step)
         self.lost = self.servers.pop(self.names[lost])
-        self.spare = ServerMachine("spare", self.job)
+        others = replace(self.job, peeks=LocalPeeks(os.getpid(), 2))
+        self.spare = ServerMachine("spare", others)
         self.servers["spare"], self.names[lost] = self.spare, "spare"
         self._install(View(2, 0), committed=BEFORE, rebuilding=[lost])
         self._train(View(2, 0), BEFORE + 1)

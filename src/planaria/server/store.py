@@ -19,18 +19,19 @@ from planaria import kernels
 from planaria.errors import RowError, StepError, StoreError
 from planaria.kernels.checks import array
 from planaria.kernels.parity import share_deltas
-from planaria.kernels.types import NO_ROW, Bytes, Floats, Index, OptimizerRule, Records
+from planaria.kernels.types import Bytes, Floats, Index, Records
 from planaria.layout import Layout
 from planaria.layout.arithmetic import NOBODY
 from planaria.records.budget import Tier
-from planaria.server.arena import CHUNK_RECORDS, ArenaStore
+from planaria.server.arena import ArenaStore, rules_of
 from planaria.server.changed import ChangedRows
 from planaria.server.decoding import delta_coefficients
-from planaria.server.digest import Digest
+from planaria.server.digest import Digest, digest_of
 from planaria.server.history import Change, History
 from planaria.server.housing import house
 from planaria.server.initialising import initialise
-from planaria.server.memory import Memory
+from planaria.server.memory import Memory, memory_of
+from planaria.server.peeking import DATA, OTHERS, Changes
 from planaria.server.reserve import Reserve
 from planaria.server.snapshot import FrozenArena, Snapshot, Wanted
 from planaria.tables import Arena
@@ -61,6 +62,7 @@ class Store:
         on_progress: Callable[[], None] = lambda: None,
         reserve: Reserve | None = None,
         tier: Tier | None = None,
+        changes: Changes | None = None,
     ) -> None:
         """A store at step 0 with every record initialised; or, for a replacement, a blank one.
 
@@ -70,6 +72,7 @@ class Store:
         on_progress: see `initialise`.
         reserve: where its memory comes from, if there is some left; tier: where its cold records
         lie, if not there.
+        changes: where it counts what happens to its records, if others read them.
         """
         if keep_steps < 1:
             raise StoreError(f"keep_steps must be at least 1, not {keep_steps}")
@@ -77,6 +80,9 @@ class Store:
             raise StoreError(f"a replacement cannot start at step {blank_at}")
         self.seed = seed
         step = 0 if blank_at is None else blank_at
+        self.changes = changes or Changes()
+        with self.changes.to(DATA, OTHERS):  # whoever reads those of an earlier store is told
+            pass
         self.arenas = []
         for number, arena in enumerate(arenas):
             within = layout.arena(arena.rows)
@@ -115,12 +121,13 @@ class Store:
         """From now on this server has another part in another layout, as of `step`: later steps are
         taken back, and come again. What it keeps stays where it is.
         """
-        for source in self.sources:
-            self.retract(source, step)
-        for changes in reversed(self.own.retract(step)):
-            undo = partial(self._undo, changes)
-            self.snapshot.across(undo) if self.snapshot else undo()
-        stays = [store.rearrange(layout.arena(store.arena.rows), place) for store in self.arenas]
+        with self.changes.to(DATA, OTHERS):
+            for source in self.sources:
+                self.retract(source, step)
+            for changes in reversed(self.own.retract(step)):
+                undo = partial(self._undo, changes)
+                self.snapshot.across(undo) if self.snapshot else undo()
+            stays = [s.rearrange(layout.arena(s.arena.rows), place) for s in self.arenas]
         if self.snapshot and not all(stays):
             self.snapshot.close()  # what reads it is told
         self.changed = None
@@ -131,9 +138,10 @@ class Store:
 
         on_progress: called after each piece of bounded size, for this may take minutes.
         """
-        for store in self.arenas:
-            initialise(store, self.seed, on_progress)
-        self.set_all_valid()
+        with self.changes.to(DATA, OTHERS):
+            for store in self.arenas:
+                initialise(store, self.seed, on_progress)
+            self.set_all_valid()
 
     # ------------------------------------------------------------------ reading
 
@@ -194,6 +202,26 @@ class Store:
         self._take_back_range(arena, start, values, as_of)
         return values
 
+    def changes_after(
+        self, arena: int, start: int, stop: int, as_of: int
+    ) -> list[tuple[Index, Records]]:
+        """What must be taken out of records start .. stop - 1 where they lie, to have what `export`
+        gives: record numbers from `start` on, each of them once in a part, and deltas.
+        """
+        store = self.arenas[arena]
+        self._check_range(store, start, stop)
+        if store.invalid:
+            store.require_valid(np.arange(start, stop))
+        parts = []
+        for history in [self.own] if store.has_data_at(start) else self.sources.values():
+            for index, coef, delta in history.within(arena, start, stop - start, as_of):
+                if coef is not None:
+                    scaled = np.zeros_like(delta)
+                    kernels.mul_add(scaled, np.arange(len(delta)), coef, delta)
+                    delta = scaled
+                parts.append((index, delta))
+        return parts
+
     def check_data(self, arena: int, index: Index) -> None:
         """Raises unless all are data records of this server."""
         store = self.arenas[arena]
@@ -229,32 +257,10 @@ class Store:
 
     def digest(self, on_progress: Callable[[], None] = lambda: None) -> Digest:
         """Of the data records: the sum over all servers does not depend on the layout."""
-        total = Digest()
-        for store in self.arenas:
-            for start in range(0, store.data_records, CHUNK_RECORDS):
-                stop = min(start + CHUNK_RECORDS, store.data_records)
-                index = np.arange(start, stop)
-                rows = store.layout.row_at(self.place, index)
-                store.require_valid(index[rows >= 0])
-                table, row = store.arena.table_row(rows.clip(min=0))
-                keys = (table.astype(np.uint64) << np.uint64(40)) | row.astype(np.uint64)
-                keys[rows < 0] = NO_ROW
-                total += Digest(*kernels.digest(store.records.read(start, stop), keys))
-                on_progress()
-        return total
+        return digest_of(self.arenas, on_progress)
 
     def memory(self) -> Memory:
-        data, parity = (
-            sum(len(s.regions(kind)) * s.layout.slots * s.arena.words * 4 for s in self.arenas)
-            for kind in ("data", "parity")
-        )
-        histories = (self.own, *self.sources.values())
-        return Memory(
-            data,
-            parity,
-            sum(history.bytes_used for history in histories),
-            sum(s.bitmap.nbytes for s in self.arenas),
-        )
+        return memory_of(self.arenas, (self.own, *self.sources.values()))
 
     # ------------------------------------------------------------------ a step
 
@@ -278,7 +284,7 @@ class Store:
         for store, ranks in zip(self.arenas, contributions, strict=True):
             for index, _ in ranks:
                 store.require_valid(index)
-        rules = self.rules(lrs)
+        rules = rules_of(self.arenas, lrs)
 
         def take_step() -> list[Change]:
             changes: list[Change] = []
@@ -293,23 +299,12 @@ class Store:
             return changes
 
         snapshot = self.snapshot
-        changes = snapshot.across(take_step) if snapshot else take_step()
+        with self.changes.to(DATA):
+            changes = snapshot.across(take_step) if snapshot else take_step()
         self.own.push(step, changes)
         if self.changed:
             self.changed.note(changes)
         return changes
-
-    def rules(self, lrs: Sequence[float] | None = None) -> list[OptimizerRule]:
-        """The numbers of one step, arena by arena; raises if these are no learning rates."""
-        optimizers = [store.arena.optimizer for store in self.arenas]
-        if lrs is None:
-            return [optimizer.rule() for optimizer in optimizers]
-        if len(lrs) != len(optimizers):
-            raise StoreError(
-                f"{len(lrs)} learning rates came with a step; this job has {len(optimizers)} "
-                "arenas, and each takes one"
-            )
-        return [optimizer.rule(lr) for optimizer, lr in zip(optimizers, lrs, strict=True)]
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -364,21 +359,23 @@ class Store:
         if len(deltas) != len(self.arenas):
             raise StoreError(f"{len(deltas)} arenas in the delta; this job has {len(self.arenas)}")
         changes: list[Change] = []
-        try:
-            for store, (index, delta) in zip(self.arenas, deltas, strict=True):
-                by_region, slots = self._coef_by_region[source], store.layout.slots
-                valid = store.bitmap if store.invalid else None
-                coef = store.records.add_delta(index, slots, by_region, delta, valid)
-                changes.append(Change(index, coef, delta))
-        except BaseException:
-            self._undo(changes)
-            raise
+        with self.changes.to(OTHERS):
+            try:
+                for store, (index, delta) in zip(self.arenas, deltas, strict=True):
+                    by_region, slots = self._coef_by_region[source], store.layout.slots
+                    valid = store.bitmap if store.invalid else None
+                    coef = store.records.add_delta(index, slots, by_region, delta, valid)
+                    changes.append(Change(index, coef, delta))
+            except BaseException:
+                self._undo(changes)
+                raise
         history.push(step, changes)
 
     def retract(self, source: int, step: int) -> None:
         """XORs out the deltas of one source after `step` and forgets them."""
-        for changes in self.history_of(source).retract(step):
-            self._undo(changes)
+        with self.changes.to(OTHERS):
+            for changes in self.history_of(source).retract(step):
+                self._undo(changes)
 
     # ------------------------------------------------------------------ rebuilding
 
@@ -401,7 +398,8 @@ class Store:
         if parity.any():
             values = values.copy()
             values[parity] = self._forward(arena, index[parity], values[parity], as_of)
-        store.records.scatter(index, values)
+        with self.changes.to(DATA, OTHERS):
+            store.records.scatter(index, values)
         store.set_valid(index)
         return len(index)
 
@@ -409,7 +407,7 @@ class Store:
         self, arena: int, first: int, count: int, as_of: int, fill: Callable[[Records], None]
     ) -> int:
         """The same for records in a row, all data or all parity, which `fill` writes to where they
-        belong: what is valid of them is put back.
+        belong: what is valid of them is put back. If `fill` raises, nothing comes of it.
         """
         store = self.arenas[arena]
         self._check_range(store, first, first + count)
@@ -424,11 +422,14 @@ class Store:
         is_there[missing - first] = False
         there = index[is_there]
         kept = store.records.gather(there)
-        with store.records.writing(first, first + count) as out:
-            fill(out)
-            if not is_data:
-                self._take_back_range(arena, first, out, as_of)
-        store.records.scatter(there, kept)
+        with self.changes.to(DATA if is_data else OTHERS):
+            try:
+                with store.records.writing(first, first + count) as out:
+                    fill(out)
+                    if not is_data:
+                        self._take_back_range(arena, first, out, as_of)
+            finally:
+                store.records.scatter(there, kept)
         store.set_valid(missing)
         return len(missing)
 
@@ -445,8 +446,9 @@ class Store:
             raise StepError(
                 f"the store has moved from step {self.first_step} to {self.step}; fill it first"
             )
-        for store in self.arenas:
-            store.set_all_valid()
+        with self.changes.to(DATA, OTHERS):  # from elsewhere, and just now
+            for store in self.arenas:
+                store.set_all_valid()
 
     def _forward(self, arena: int, index: Index, values: Records, as_of: int) -> Records:
         # Taking a delta out and putting it in are one operation.

@@ -94,6 +94,7 @@ def schedule(seed: int, **overrides: Any) -> Schedule:
         keep_steps=draw.choice((1, 2)),
         rebuild_chunk=1 if seed % 2 else 5,
         rebuild_priority=PRIORITIES[seed % 3],
+        peeks=seed % 4 in (1, 2),
     )
     drop = draw.choice(DROPS)
     faults = Faults(draw.randint(1, 5), drop=drop, duplicate=drop)

@@ -53,6 +53,7 @@ class ToyJob:
     keep_steps: int = 2
     early_answers: bool = False
     lossy: bool = False  # rows travel within bounds, each table's with another encoder
+    peeks: bool = False  # servers that rebuild read in their mates' memory
     blocks: int = 1  # of groups
     restored_at: int = 0  # if set: everybody starts from a checkpoint of that step
     shifts: tuple[Shift, ...] = ()  # the number of trainers changes after these steps
@@ -114,6 +115,7 @@ class ToyJob:
             rebuild_chunk=alike.rebuild_chunk,
             rebuild_priority=alike.rebuild_priority,
             early_answers=alike.early_answers,
+            peeks=alike.peeks,
             by_survivors=alike.by_survivors,
         )
 

@@ -12,6 +12,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from planaria.coordinator.machine import SUPERVISOR, CoordinatorMachine
@@ -19,6 +20,7 @@ from planaria.coordinator.watch import Pulse, Watch
 from planaria.dense import DenseCopies
 from planaria.layout import Layout
 from planaria.layout.resizing import layout_after
+from planaria.server.job import ServerJob
 from planaria.server.machine import ServerMachine
 from planaria.simulator.checks import Failure, Oracle
 from planaria.simulator.coordinators import Coordinators
@@ -26,6 +28,7 @@ from planaria.simulator.disk import Disk
 from planaria.simulator.driving import Driver
 from planaria.simulator.faults import Faults, plan
 from planaria.simulator.network import NETWORKS, Cut, Links
+from planaria.simulator.peeking import SimulatedPeeks
 from planaria.simulator.process import (
     BEAT_S,
     PULSE_S,
@@ -66,6 +69,7 @@ class World:
     coordinator_class: type[CoordinatorMachine] = CoordinatorMachine
     disk_class: type[Disk] = Disk
     watch_class: type[Watch] = Watch
+    peeks_class: type[SimulatedPeeks] = SimulatedPeeks
 
     def __init__(
         self, job: ToyJob, seed: int, faults: Faults, *, spares: int = 1, network: str = "uneven"
@@ -129,8 +133,15 @@ class World:
         dense = DenseCopies() if rank is None else self.job.first_dense()
         return self.trainer_class(member, job, dense, fresh_rank=rank)
 
+    def _server_job(self, member: Member) -> ServerJob:
+        job = self.job.server_job(RETRY_S)
+        if not self.job.peeks:
+            return job
+        number = int(member.removeprefix("server-"))
+        return replace(job, peeks=self.peeks_class(self, number))
+
     def _first_server(self, member: Member, place: int) -> ServerMachine:
-        job, at = self.job.server_job(RETRY_S), self.job.restored_at
+        job, at = self._server_job(member), self.job.restored_at
         # Also at step 0: to copy records is much quicker than to make them for every schedule.
         machine = self.server_class(member, job, fresh_place=place, restored_at=at)
         assert machine.store
@@ -157,7 +168,7 @@ class World:
             self.dead.add(member)
             self.suspect(member, 0.01, gone=True)
         elif role == "server":
-            self._start(member, role, self.server_class(member, self.job.server_job(RETRY_S)))
+            self._start(member, role, self.server_class(member, self._server_job(member)))
         else:
             self._start(member, role, self._trainer(member, None))
 

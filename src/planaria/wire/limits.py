@@ -21,6 +21,7 @@ from planaria.wire.messages import (
     DenseSum,
     Early,
     Lookup,
+    MatePeek,
     MateReply,
     MateRequest,
     Push,
@@ -33,6 +34,7 @@ SCRIPT_STATE_BYTES = 64 << 20
 SCRIPT_IDS = 1 << 20  # that a script's batch may have, however few its first one had
 BOUNDS_FOOTER_BYTES = 64
 FRAME_BYTES, PIECE_BYTES = 64, 32  # of a frame of rows, and of each table in it
+PEEKED_AT_ONCE = 4  # so many times as many records of a sweep, where they are not sent
 SMALLEST_ARRAYS = 1 << 20  # so that no job's limits are tight by accident
 
 
@@ -63,7 +65,7 @@ class Limits:
         """What the processes of a job may say to each other."""
         arenas = config.arenas
         exact: dict[type[Any], int] = dict.fromkeys(
-            (Lookup, Answer, Early, Push, Delta, MateRequest, MateReply), 0
+            (Lookup, Answer, Early, Push, Delta, MateRequest, MateReply, MatePeek), 0
         )
         for arena in arenas:
             for kind, size in _of_arena(config, arena).items():
@@ -108,6 +110,9 @@ def _of_arena(config: Config, arena: Arena) -> dict[type[Any], int]:
     # A place has one mate of each record at most, and is asked for what a lookup wants or for a
     # piece of the sweep.
     decoded = min(max(named, config.rebuild.chunk), records)
+    # A mate that is read where it lies tells what changed in each step of its history.
+    peeked = min(PEEKED_AT_ONCE * config.rebuild.chunk, records)
+    changed = config.history.steps * max(config.layout.k, 1) * min(touched, peeked)
     weights, record, number, bits = 4 * arena.dim, 4 * arena.words, 8, -(-named // 8)
     bits += FRAME_BYTES + PIECE_BYTES * tables
     return {
@@ -118,4 +123,5 @@ def _of_arena(config: Config, arena: Arena) -> dict[type[Any], int]:
         Delta: touched * (number + record),
         MateRequest: decoded * number,
         MateReply: decoded * record,
+        MatePeek: changed * (number + record),
     }

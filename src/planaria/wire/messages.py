@@ -193,6 +193,25 @@ class RangeRequest(Message):
     as_of: int
     first: int
     count: int
+    peeks: bool = False  # it would rather read them where they lie
+
+
+class MatePeek(Message):
+    """Where these records lie, for whoever can read the memory of this process. They are as of the
+    step that was asked for when the changes are taken out of them; and only if nothing has been
+    done to them since, which the counter says.
+    """
+
+    request: int
+    place: int
+    process: int
+    at: int  # the first of them
+    counter: int  # where this process counts what it does to them, behind its key
+    key: int
+    count: int
+    ends: list[int]  # of the changes: in each part, a record stands once
+    indices: Index  # from the first record on
+    deltas: Records
 
 
 class MateReply(Message):
@@ -365,6 +384,7 @@ AnyMessage: TypeAlias = (
     | Delta
     | MateRequest
     | RangeRequest
+    | MatePeek
     | MateReply
     | Scrub
     | Scrubbed
