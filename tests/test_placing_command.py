@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from planaria.cli import app
+from planaria.data import Synthetic
 from planaria.placement import read_plan
 from planaria.placing.statistics import read_statistics
 
@@ -106,6 +108,16 @@ def test_whole_tables_go_to_one_server_each(statistics: Path) -> None:
     assert {table.server for table in plan.tables} == {0, 1}
     assert plan.r == 0
     assert plan.largest <= 1.01 * plan.bound_microseconds
+    assert "largest server of greedy sharding by size x lookups" in sentence(done)
+
+
+def test_what_a_plan_predicts_is_what_fresh_samples_do(statistics: Path) -> None:
+    assert run("place", str(statistics), "--ram", "100kB").exit_code == 0
+    plan, hot = read_plan(Path("plan.json"))
+    ids = Synthetic([40, 4000, 9000]).read(50 * 256, 50_000).ids
+    slow = sum(np.count_nonzero(~hot[table, 0].holds(ids[:, table])) for table in range(3))
+    assert plan.slow_lookups == pytest.approx(slow / len(ids), rel=0.06)
+    assert plan.slow_lookups > 0.1
 
 
 @pytest.mark.parametrize(
