@@ -176,7 +176,7 @@ def test_what_has_no_room_says_how_much_is_missing(ram: float, even: bool, says:
 
 def test_whole_tables_agree_with_highs_on_a_hundred_instances() -> None:
     compared, both_refused = 0, 0
-    for seed in range(100):
+    for seed in range(104):
         rng = np.random.default_rng(seed)
         curves = [
             Curve(a_heat(rng, f"t{n}", 4), Storing(page=1)) for n in range(int(rng.integers(3, 6)))
@@ -192,8 +192,8 @@ def test_whole_tables_agree_with_highs_on_a_hundred_instances() -> None:
         assert exact.largest <= found.largest * (1 + 1e-3), seed
         assert found.largest >= found.bound * (1 - 1e-6)
         compared += 1
-    assert compared >= 95
-    assert both_refused <= 5
+    assert compared >= 98
+    assert both_refused == 104 - compared
 
 
 def test_the_bound_is_that_of_the_linear_program() -> None:

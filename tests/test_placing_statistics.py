@@ -173,7 +173,7 @@ def test_tiny_and_empty_tables_have_curves(counts: list[int]) -> None:
 # ------------------------------------------------------------------------ what a sample is worth
 
 # Accesses to a row in all data, on average, by the rows of a table. How many it takes is what
-# docs/placement.md has a table of: rows at the edge of RAM must be met some ten times in the sample.
+# docs/placement.md has a table of: the sample must meet rows at the edge of RAM some ten times.
 PER_ROW = {20_000: 6500, 2_000: 20_000, 100: 100_000}
 
 

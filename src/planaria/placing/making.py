@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +15,7 @@ from planaria.placement import HotRows, PlacedServer, PlacedTable, Placement
 from planaria.placing.costs import Curve, Machine, Storing
 from planaria.placing.exact import choose_steps
 from planaria.placing.filling import hot_rows
-from planaria.placing.simple import even_split, slow_lookups
+from planaria.placing.simple import METRICS, even_split, greedy, slow_lookups
 from planaria.placing.spreading import Spread, spread
 from planaria.placing.statistics import Statistics
 from planaria.placing.whole import Assigned, Problem, assign_exactly, assign_heuristically
@@ -46,6 +47,7 @@ class Made:
     hot: dict[tuple[int, int], HotRows]
     seconds: float  # that planning took
     even_split: float  # rows per sample from SSDs, if every table had the same RAM
+    greedy: dict[str, float]  # largest server of greedy sharding, by metric; of whole tables alone
     known_of_all: float  # the same of this plan's budgets, with statistics of all data
 
 
@@ -74,8 +76,18 @@ def make_placement(
     }
     ram = sum(machine.ram for machine in machines)
     split = slow_lookups(curves, even_split(curves, ram))
+    sharded = _greedy(curves, machines) if wishes.whole else {}
     better = _plan(statistics, curves_of(statistics, wishes, of_all=True), machines, wishes)
-    return Made(plan, hot, seconds, split, better.slow_lookups)
+    return Made(plan, hot, seconds, split, sharded, better.slow_lookups)
+
+
+def _greedy(curves: Sequence[Curve], machines: Sequence[Machine]) -> dict[str, float]:
+    """Microseconds per sample; without those that find no room."""
+    found = {}
+    for metric in METRICS:
+        with suppress(PlacementError):
+            found[metric] = 1e6 * float(greedy(curves, machines, metric).max())
+    return found
 
 
 def hottest(heat: Index, rows: int, count: int) -> Index:

@@ -74,7 +74,12 @@ def show_made(console: Console, made: Made) -> None:
     )
     slow = plan.slow_lookups
     console.print(f"rows from SSDs: {_short(slow)} per sample", soft_wrap=True)
-    console.print(f"  with the same RAM for every table: {_short(made.even_split)}", soft_wrap=True)
+    for metric, largest in made.greedy.items():
+        text = f"  largest server of greedy sharding by {metric}: {_short(largest)} us"
+        console.print(text, soft_wrap=True)
+    if not made.greedy:
+        text = f"  with the same RAM for every table: {_short(made.even_split)}"
+        console.print(text, soft_wrap=True)
     if made.known_of_all < 0.95 * slow:
         console.print(
             f"  with statistics of all samples: about {_short(made.known_of_all)}; a larger "

@@ -94,7 +94,7 @@ def _filled(
     segments = np.arange(len(menu.table))
     hot = hot_rows(curves, menu.fill(segments, machine.ram / max(share, 1e-300)))
     each = [seconds_of(curve, int(n), machine) for curve, n in zip(curves, hot, strict=True)]
-    return hot, share * sum(each)
+    return hot, float(share * sum(each))
 
 
 def _hull_seconds(machine: Machine, menu: Menu, share: float) -> float:
