@@ -197,14 +197,17 @@ def copy_s(size: int) -> float:
 
 
 def speed_meanwhile(job_run: JobRun) -> float:
-    """Of training while the lost server was rebuilt, over before. The gap is left out."""
+    """Of training while the lost server was rebuilt, over before. The gap is left out, and the step
+    in which it was whole again belongs to it.
+    """
     failure = job_run.progress.failures[0]
     assert failure.gap_ms is not None
     assert failure.rebuilt_ms is not None
     times = np.array([at for _, at in job_run.progress.step_at])
     goes_on, whole = (failure.at + ms / 1000 for ms in (failure.gap_ms, failure.rebuilt_ms))
     before = np.diff(times[times < failure.at][-30:]).mean()
-    during = np.diff(times[(times >= goes_on) & (times <= whole)]).mean()
+    first, last = np.searchsorted(times, (goes_on - 1e-6, whole))
+    during = np.diff(times[first : max(last, first + 1) + 1]).mean()
     return float(before / during)
 
 

@@ -179,7 +179,7 @@ def test_whatever_writes_records_counts_it() -> None:
         before, records = store.changes.counters[:, 1].copy(), arena.records.copy()
         do()
         assert not (store.changes.counters[:, 1] % 2).any()
-        changed = (records != arena.records).any(axis=1)
+        changed = (records != arena.records.copy()).any(axis=1)
         moved = store.changes.counters[:, 1] > before
         kinds = [changed[: arena.data_records].any(), changed[arena.data_records :].any()]
         return moved.tolist(), kinds
