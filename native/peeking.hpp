@@ -18,7 +18,8 @@ struct Source {
 };
 
 // out = the sum of coef times source, over GF(2^8). Returns 0; or i + 1 if source i has changed
-// since it was counted, or -(i + 1) if it cannot be read or is somebody else's. Then out is anything.
+// since it was counted, or -(i + 1) if it cannot be read or is somebody else's. Then out is
+// anything.
 int64_t peek(const std::vector<Source>& sources, uint8_t* out, size_t bytes);
 
 // Before bytes are changed that others may read, and afterwards: what is written before it is there
