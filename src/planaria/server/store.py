@@ -70,8 +70,7 @@ class Store:
         blank_at: the step that a replacement starts at, with every record invalid. Whoever has all
         records as of that step from elsewhere puts them into the arenas and calls `set_all_valid`.
         on_progress: see `initialise`.
-        reserve: where its memory comes from, if there is some left; tier: where its cold records
-        lie, if not there.
+        reserve: where its memory comes from, if there is some left; tier: where cold records lie.
         changes: where it counts what happens to its records, if others read them.
         """
         if keep_steps < 1:
