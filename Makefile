@@ -66,7 +66,7 @@ sanitize: $(DEV_INSTALLED)
 	    tests/test_saves_kernels.py tests/test_saves_arguments.py tests/test_marks.py \
 	    tests/test_parity_kernels.py tests/test_interactions.py \
 	    tests/test_lossy.py tests/test_lossy_damage.py tests/test_packing.py \
-	    tests/test_tiers.py
+	    tests/test_tiers.py tests/test_peeking.py
 
 # Native code is built by the install, so a change to it installs again; Python code is used in
 # place.
