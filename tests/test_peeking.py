@@ -293,6 +293,20 @@ def test_where_memory_cannot_be_read_records_are_sent() -> None:
         assert run_seed(seed, ClosedWorld, **PEEKING).failed is None
 
 
+def test_where_records_change_all_the_time_they_are_sent() -> None:
+    """Steps that are shorter than a look kept a replacement looking for ever."""
+
+    class Restless(SimulatedPeeks):
+        def read(self, sources: Sequence[Source], out: Bytes) -> int:
+            return 1
+
+    class RestlessWorld(World):
+        peeks_class = Restless
+
+    for seed in range(6):
+        assert run_seed(seed, RestlessWorld, **PEEKING).failed is None
+
+
 def test_a_rehearsal_peeks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a spare's first range is not the first one of its life."""
     found: list[int] = []

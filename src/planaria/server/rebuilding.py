@@ -31,6 +31,7 @@ from planaria.wire.machine import Outbox
 from planaria.wire.messages import Install, MatePeek, MateReply, MateRequest, RangeRequest, View
 
 PEEKED_BYTES = 4 << 20  # at a time, at most
+PEEKS_IN_VAIN = 3  # that find what has changed, one after the other, before records are sent
 RANGE_RECORDS = 4096  # regions of fewer records are not worth a request each
 HEAD_START_S = 0.1  # for what a step waits for, before the sweep begins
 
@@ -53,6 +54,7 @@ class Rebuilder:
         self._sweep_at: list[int] = []
         self._ranges_again: list[tuple[int, int, int]] = []  # arena, first, stop
         self._closed: set[int] = set()  # places whose memory cannot be read from here
+        self._in_vain = 0  # peeks in a row that found what had changed
         self._scrub: ScrubRound | None = None
         self._sweeping = False
         self._leaves = False  # others take over what is here: nothing is swept
@@ -86,8 +88,11 @@ class Rebuilder:
 
     @property
     def _peeks(self) -> bool:
-        """Whether ranges are read where they lie: all of them, as far as has been seen."""
-        return self.job.peeks is not None and not self._closed
+        """Whether ranges are read where they lie: all of them, as far as has been seen. Where steps
+        are too short for that, some are sent between.
+        """
+        may = self.job.peeks is not None and not self._closed
+        return may and self._in_vain < PEEKS_IN_VAIN
 
     @property
     def _most_records(self) -> int:
@@ -147,6 +152,7 @@ class Rebuilder:
         self._sweep_at = [0] * len(self.store.arenas)
         self._ranges_again.clear()
         self._closed.clear()
+        self._in_vain = 0
         self._sweeping, self._sweeps_from = False, None
         if self._scrub:  # from the start
             number, self._scrub = self._scrub.number, None
@@ -412,6 +418,7 @@ class Rebuilder:
             self._again(number, committed)
             return True
         del self.jobs[number]
+        self._in_vain = 0
         self.rows_rebuilt += restored
         self.bytes_rebuilt += restored * words * 4
         return True
@@ -433,6 +440,7 @@ class Rebuilder:
             place = told[abs(failed) - 1].place
             if failed < 0:
                 self._closed.add(place)
+            self._in_vain += 1
             raise StepError(f"the records of place {place} are not what they were")
         for answer, c in zip(told, coef.tolist(), strict=True):
             for first, end in pairwise([0, *answer.ends]):
