@@ -61,11 +61,11 @@ def test_answers_are_fewer_bytes_and_a_table_may_stay_exact() -> None:
     half = report_of("wire.lookups=fp16", "steps=60", "trainers=2")
     assert len({one["digest"] for one in (plain, lossy, mixed, half)}) == 4
     sent = [one["sent"]["Answer"] for one in (plain, half, mixed, lossy)]
-    assert len({one["bytes"] for one in sent}) == 1
-    assert sent[0]["packed"] == sent[0]["bytes"]
-    assert sent[1]["packed"] < 0.7 * sent[1]["bytes"]
-    assert sent[3]["packed"] < sent[2]["packed"] < sent[0]["packed"]
-    assert sent[3]["packed"] < 0.5 * sent[3]["bytes"]
+    share = [one["packed"] / one["bytes"] for one in sent]  # on a busy machine some are sent twice
+    assert share[0] == 1
+    assert share[1] < 0.7
+    assert share[3] < share[2] < 1
+    assert share[3] < 0.5
     assert mixed["config"]["wire"]["encoders"] == {f"table{n}": "huffman" for n in range(1, 5)}
 
 
@@ -104,6 +104,9 @@ def test_a_choice_by_rates_is_made_once_and_written_down(tmp_path: Path) -> None
     given = tiny(*auto, *saves, "steps=30")
     again = JobRun(given, start=find_start(given, resume=True))
     assert again.config.wire.encoders == chosen
+    otherwise = tiny(*auto, saves[0], "wire.bandwidth=1000kbit/s", "steps=30")
+    again = JobRun(otherwise, start=find_start(otherwise, resume=True))
+    assert "as it was written down" in again.lookups, "the same rate, said in other words"
     assert again.lookups.endswith("as it was written down")
     alone = JobRun(tiny(*auto))
     assert set((alone.config.wire.encoders or {}).values()) <= {"exact", "none"}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cluster_jobs import BeatenRun, Blow, blows, leaving_nothing, tiny, undisturbed
+from scaling_jobs import Move, ScaledRun
 
 from planaria.cluster.attempt import Attempt
 from planaria.cluster.events import JobEvent
@@ -181,6 +182,15 @@ def test_a_disk_that_refuses_writes_is_that_server_s_death_and_changes_no_bit(
     assert failure["who"] == "server:2"
     assert "cannot be written: File too large" in failure["reason"]
     assert report["digest"] == undisturbed(*WIDE)
+
+
+def test_the_number_of_servers_is_fixed(tmp_path: Path) -> None:
+    """Disks that have no room for more would end servers that are well."""
+    run = ScaledRun(tiered(tmp_path, 0.2), [Move(10, 5)])
+    assert run.states == ["refused"]
+    assert run.failed == []
+    with pytest.raises(ConfigError, match=r"rebuild\.by: expected replacement"):
+        tiered(tmp_path, 0.2, "servers=5", "rebuild.by=survivors")
 
 
 def test_too_little_memory_is_said_before_the_start_with_what_is_enough(tmp_path: Path) -> None:

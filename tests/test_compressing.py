@@ -160,6 +160,19 @@ def test_the_slower_the_link_the_more_is_encoded() -> None:
 # ---------------------------------------------------------------- the command
 
 
+def test_a_picture_needs_no_package_of_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = [name for name in candidates() if name not in ("zstd", "lz4")]
+    for module in ("measuring", "pictures"):
+        name = f"planaria.compressing.{module}.candidates"
+        monkeypatch.setattr(name, lambda: few, raising=False)
+    saved(tmp_path / "ck")
+    done = compress(str(tmp_path / "ck"), "--rows", "40", "--png", str(tmp_path / "c.png"))
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_checkpoint_is_shown_drawn_and_written(tmp_path: Path) -> None:
     saved(tmp_path / "ck")
     png, file = tmp_path / "c.png", tmp_path / "c.json"

@@ -142,6 +142,13 @@ def test_wrong_options_of_a_plan_get_a_sentence_and_exit_code_2(
     assert not Path("plan.json").exists()
 
 
+def test_statistics_of_no_tables_get_a_sentence(statistics: Path) -> None:
+    statistics.write_text(json.dumps({**json.loads(statistics.read_text()), "tables": []}))
+    done = run("place", str(statistics), "--ram", "1MB")
+    assert done.exit_code == 2
+    assert "there are no tables in it" in sentence(done)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

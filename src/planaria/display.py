@@ -153,13 +153,13 @@ def show_report(console: Console, report: dict[str, Any]) -> None:
             continue  # of a script, unless it told
         table.add_row(label, "-" if value is None else format(value, form))
     megabytes = (report["bytes_records"] / 1e6, report["bytes_parity"] / 1e6)
-    table.add_row("memory", f"{megabytes[0]:,.1f} MB records, {megabytes[1]:,.1f} MB parity")
-    if tiers := report["tiers"]:
+    tiers = report["tiers"]
+    where = "two tiers" if tiers else "memory"
+    table.add_row(where, f"{megabytes[0]:,.1f} MB records, {megabytes[1]:,.1f} MB parity")
+    if tiers:
         found = 1 - tiers["missed"] / max(tiers["accesses"], 1)
-        table.add_row(
-            "cold records",
-            f"{tiers['disk_bytes'] / 1e6:,.1f} MB on disks, {found:.1%} of accesses in memory",
-        )
+        files = f"{tiers['disk_bytes'] / 1e6:,.1f} MB of files"
+        table.add_row("", f"{files}, {found:.1%} of accesses found in memory")
     if (scrubbed := report["scrubbed"])["rounds"]:
         table.add_row(
             "scrubbed", f"{scrubbed['records']:,} parity records, {scrubbed['wrong']} wrong"

@@ -75,7 +75,10 @@ def open_model(
     for one in found.passed_over:
         say(f"passed over step {one.step}: {one.problem}")
     if found.checkpoint is None:
-        raise CheckpointError(f"'{folder}' has no whole checkpoint")
+        raise CheckpointError(
+            f"'{folder}' has no whole checkpoint so far: its job saves every "
+            "checkpoint.every_steps, and when it ends"
+        )
     return found.checkpoint
 
 

@@ -101,16 +101,17 @@ def _servers(folder: Path) -> list[Running]:
 
 def _named(servers: Sequence[Running], hosts: Sequence[str], names: Sequence[str]) -> list[Running]:
     placed = [one for one in servers if one.who != SPARE]
-    for what, wanted, known in (
-        ("host", hosts, {one.host for one in servers if one.host}),
-        ("server", names, {name for one in placed for name in (one.who, one.member)}),
-    ):
-        for name in wanted:
-            if name not in known:
-                there = f"; there is {', '.join(sorted(known))}" if known else ""
-                if what == "host" and not known:
-                    there = "; all of them run beside the command, on this machine"
-                leave(EXIT_CONFIG, f"there is no {what} {name!r} with servers{there}")
+    known_hosts = {one.host for one in servers if one.host}
+    for name in hosts:
+        if name not in known_hosts:
+            there = f"they are on {', '.join(sorted(known_hosts))}, as planaria status says"
+            beside = "all of them run beside the command, on this machine"
+            said = there if known_hosts else beside
+            leave(EXIT_CONFIG, f"there is no host {name!r} with servers; {said}")
+    for name in names:
+        if not any(name in (one.who, one.member) for one in placed):
+            there = ", ".join(f"{one.who} ({one.member})" for one in placed)
+            leave(EXIT_CONFIG, f"there is no server {name!r}; there is {there}")
     if not hosts and not names:
         leave(EXIT_CONFIG, "name what to free: --host or --server")
     return [one for one in servers if one.host in hosts or {one.who, one.member} & {*names}]

@@ -43,6 +43,12 @@ def rehearse() -> None:
     """For a nursery. To have imported is most of it."""
 
 
+TIERS_STAY = (
+    "with tier.ram the number of servers is fixed, for nobody knows whether their disks have room; "
+    "save, and --resume with another"
+)
+
+
 class CoordinatorNode(Node):
     def __init__(self, files: JobFiles, member: Member) -> None:
         self._is_beside = not files.is_copy  # the supervisor
@@ -76,6 +82,8 @@ class CoordinatorNode(Node):
         )
         if config.keeps_domains_apart:
             self.machine.moving.domains = {}
+        if config.tier.ram is not None:
+            self.machine.moving.fixed = TIERS_STAY
         self.watch = Watch(config.cluster.heartbeat_limit_ms / 1000, config.cluster.hang_limit_s)
         if saved:  # everybody was there once: who does not show up is silent
             self.watch.expect(self.machine.members, time.monotonic())

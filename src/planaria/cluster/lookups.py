@@ -25,6 +25,9 @@ from planaria.trainer.bounds import BoundRule
 from planaria.wire.measuring import candidates, loopback_bytes_per_s, measure
 
 SAMPLED_ROWS = 4096
+SAID = {"none": "lossy, plain codes", "exact": "exact"} | {
+    name: f"lossy, {name}" for name in ("huffman", "vector-lz", "zstd", "lz4")
+}
 LEAST_FLOATS = 1 << 16  # of a sample: calls must not be all that is measured
 
 
@@ -68,11 +71,11 @@ def settle_lookups(
                 "wire.bandwidth: expected a rate, such as 1Gbit, because rows leave this machine: "
                 "only within it is auto measured; or say wire.encoder"
             )
+        stated = wire.bandwidth != "auto"
         rate = bits_per_s(wire.bandwidth) / 8 or loopback_bytes_per_s()
-        how = "given" if wire.bandwidth != "auto" else "measured"
-        why = f"for a bandwidth of {_shown(rate)}, which was {how}"
+        wire = replace(wire, bandwidth=wire.bandwidth if stated else _shown(rate))
+        why = f"for a bandwidth of {wire.bandwidth}, which was {'given' if stated else 'measured'}"
         known = {**known, **_chosen(config, missing, rate)}
-        wire = replace(wire, bandwidth=_shown(rate))
     elif wire.bandwidth == "auto" and saved and "bandwidth" in saved:
         wire = replace(wire, bandwidth=saved["bandwidth"])
     wire = replace(wire, encoders=Named({table.name: known[table.name] for table in lossy}))
@@ -84,7 +87,8 @@ def _of_before(config: Config, saved: Mapping[str, Any] | None) -> Mapping[str, 
     """What was chosen when the job began, unless it is asked for something else now."""
     wire, saved = config.wire, saved or {}
     same = wire.encoder == saved.get("encoder", "auto")
-    same &= wire.bandwidth in ("auto", saved.get("bandwidth"))
+    rates = [bits_per_s(one) for one in (wire.bandwidth, saved.get("bandwidth", "auto"))]
+    same &= wire.bandwidth == "auto" or rates[0] == rates[1]
     return (saved.get("encoders") or {}) if same else {}
 
 
@@ -99,14 +103,15 @@ def _said(encoders: Sequence[str], tables: int, why: str) -> str:
     counts = Counter(encoders)
     if why and set(counts) == {"exact"}:
         return f"lookups: all rows travel exactly, for nothing pays {why}"
-    told = ", ".join(f"{name} for {count}" for name, count in sorted(counts.items()))
+    told = ", ".join(f"{SAID.get(n, n)} for {count}" for n, count in sorted(counts.items()))
     return f"lookups: {told} of {tables} tables" + (f", {why}" if why else "")
 
 
 def _shown(bytes_per_s: float) -> str:
     """As wire.bandwidth takes it."""
-    mbit = bytes_per_s * 8 / 1e6
-    return f"{mbit / 1000:.3g}Gbit" if mbit >= 1000 else f"{max(mbit, 0.001):.3g}Mbit"
+    mbit = max(bytes_per_s * 8 / 1e6, 0.001)
+    unit, number = ("Gbit", mbit / 1000) if mbit >= 1000 else ("Mbit", mbit)
+    return f"{number:.0f}{unit}" if number >= 100 else f"{number:.3g}{unit}"
 
 
 # ---------------------------------------------------------------------------- the choice

@@ -121,7 +121,7 @@ def _draw_ratios(axes: Any, report: Report, tables: Sequence[str]) -> None:
 
 
 def _draw_rates(axes: Any, report: Report) -> None:
-    for colour, name in zip(COLOURS, (*HALVES, *candidates()), strict=True):
+    for colour, name in zip(COLOURS, (*HALVES, *candidates()), strict=False):
         found = [line.measured[name] for line in report.lines if name in line.measured]
         both = [1e-6 / (1 / one.encode_rate + 1 / one.decode_rate) for one in found]
         axes.plot([one.ratio for one in found], both, "o", color=colour, label=name, alpha=0.6)

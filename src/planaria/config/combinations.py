@@ -262,6 +262,13 @@ def _cold_records_have_a_folder(config: Config) -> str | None:
     return f"a folder of a local disk, because tier.ram is {config.tier.ram}"
 
 
+@_rule("rebuild.by", "tier.ram")
+def _files_of_survivors_do_not_grow(config: Config) -> str | None:
+    if config.tier.ram is None or config.rebuild.by == "replacement":
+        return None
+    return "replacement, because tier.ram is set, and survivors' disks may have no room for more"
+
+
 @_rule("cpr.variant", "strategy", "tier.ram")
 def _scar_keeps_all_weights_in_memory(config: Config) -> str | None:
     if config.tier.ram is None or not config.survival.partial or config.cpr.variant != "scar":

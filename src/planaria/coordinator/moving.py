@@ -43,6 +43,7 @@ class Moving:
         """by_survivors: these rebuild what was lost."""
         self.wanted: Resize | None = None  # and not begun
         self.domains: Mapping[Member, str] | None = None  # of servers and spares, where they matter
+        self.fixed = ""  # why the number of servers cannot change, if it cannot
         self._by_survivors = by_survivors
         self._asked_at = 0.0  # for what is wanted
         self._number = 0  # of the request for it
@@ -71,6 +72,8 @@ class Moving:
             why = f"the job is changing to {under_way.servers} servers; wait for that"
         else:
             try:
+                if self.fixed:
+                    raise LayoutError(self.fixed)
                 wanted = _resize(scale, install, layout, partial=partial)
                 self._refuse_again(wanted)
                 if not wanted.come and (known := self._begins(wanted, install.servers, [])):

@@ -82,8 +82,8 @@ def show_made(console: Console, made: Made) -> None:
         console.print(text, soft_wrap=True)
     if made.known_of_all < 0.95 * slow:
         console.print(
-            f"  with statistics of all samples: about {_short(made.known_of_all)}; a larger "
-            "--sample would know more of the rows",
+            f"  with statistics of all samples: about {_short(made.known_of_all)}; more of the "
+            "data, by a larger --sample if there is more, would know more of the rows",
             soft_wrap=True,
         )
 

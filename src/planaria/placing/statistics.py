@@ -205,6 +205,8 @@ def write_statistics(path: Path, found: Statistics, heat: list[Index]) -> Statis
 
 def read_statistics(path: Path) -> tuple[Statistics, list[Index]]:
     found = read_typed(path, Statistics, "planaria stats")
+    if not found.tables:
+        raise PlacementError(f"{path}: there are no tables in it; run planaria stats again")
     arrays = unpacked_arrays(path, found.rows_file, found.rows_sha256, "planaria stats")
     heat = []
     for number, table in enumerate(found.tables):

@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from planaria import kernels
-from planaria.errors import HistoryGone, InvalidRecord, StepError
+from planaria.errors import HistoryGone, InvalidRecord, PlanariaError, StepError, TierError
 from planaria.kernels.types import Bytes, Index, Records
 from planaria.server.arena import ArenaStore
 from planaria.server.decode_jobs import DecodeJob, RangeJob, ScrubRound
@@ -414,7 +414,11 @@ class Rebuilder:
         try:
             piece = (job.arena, job.first, job.count, job.as_of)
             restored = self.store.restore_range(*piece, partial(self._decode, job))
-        except (HistoryGone, StepError):
+        except TierError:
+            raise  # this server's own
+        except PlanariaError as error:
+            if not isinstance(error, HistoryGone | StepError):
+                self._closed.add(place)  # what it says of its memory cannot be
             self._again(number, committed)
             return True
         del self.jobs[number]

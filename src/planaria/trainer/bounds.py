@@ -65,7 +65,7 @@ class BoundRule:
         """tight, base or loose: by these rows, which are not all one number."""
         span = float(values.max()) - float(values.min())
         codes = np.rint(values.astype(np.float64) / (2 * self.base * span)).astype(np.int64)
-        # Rows as single values, in any order: to sort them number by number takes ten times as long.
+        # Rows as single values, in any order: sorted number by number they take ten times as long.
         rows = codes.view(np.dtype((np.void, codes.dtype.itemsize * codes.shape[1])))
         left = len(np.unique(rows)) / len(values)
         return "loose" if left >= LEFT_LOOSE else "base" if left >= LEFT_BASE else "tight"
