@@ -61,7 +61,8 @@ def test_answers_are_fewer_bytes_and_a_table_may_stay_exact() -> None:
     half = report_of("wire.lookups=fp16", "steps=60", "trainers=2")
     assert len({one["digest"] for one in (plain, lossy, mixed, half)}) == 4
     sent = [one["sent"]["Answer"] for one in (plain, half, mixed, lossy)]
-    share = [one["packed"] / one["bytes"] for one in sent]  # on a busy machine some are sent twice
+    # The last count may miss the last answers.
+    share = [one["packed"] / one["bytes"] for one in sent]
     assert share[0] == 1
     assert share[1] < 0.7
     assert share[3] < share[2] < 1
