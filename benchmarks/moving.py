@@ -113,7 +113,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of each of the 26 tables")
-    parser.add_argument("--steps", type=int, default=60, help="steps before a move")
+    parser.add_argument("--steps", type=int, default=120, help="steps before a move")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--network", choices=NETWORKS, default="512-256", help="its layers")
     options = parser.parse_args()
